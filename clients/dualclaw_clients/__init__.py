@@ -1,0 +1,1 @@
+"""Clients of the engine: claws for web and IM, and the command line."""

@@ -1,0 +1,1 @@
+"""Adapters: from engine events to what a channel speaks."""

@@ -1,0 +1,1 @@
+"""The IM claw: one relay, one connector per platform."""

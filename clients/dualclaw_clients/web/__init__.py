@@ -1,0 +1,1 @@
+"""The web claw: SSE routes and the chat page."""

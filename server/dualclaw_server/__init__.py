@@ -1,0 +1,1 @@
+"""The engine service: runs agents and serves them by gRPC."""

@@ -1,0 +1,1 @@
+"""The engine: agents, runs, models, tools and their store, without gRPC."""

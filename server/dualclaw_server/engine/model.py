@@ -1,0 +1,125 @@
+"""What the engine asks of a model: one call in, text and reasoning as they come, one whole message out.
+
+Implemented by ``models.scripted.ScriptedModel`` and ``models.openai.OpenAIChatModel``. Nothing is ever
+bound in place: ``with_tools`` returns a new model, so concurrent requests cannot see each other's tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from dualclaw import Message, Usage
+from dualclaw.errors import EngineError, Reason
+
+FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
+"""Why the model stopped, normalised. "tool_calls" exactly when the message has calls, whatever the vendor says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model sees it. ``parameters`` is a JSON schema of type object, as JSON text."""
+
+    name: str
+    description: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What one call may vary; None leaves it to the vendor."""
+
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model call. ``messages`` are those of the conversation, oldest first; ``instructions`` the system text."""
+
+    messages: Sequence[Message]
+    instructions: str = ""
+    options: ModelOptions = field(default_factory=ModelOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the answer, as it arrived; never empty, never cut inside a code point."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More reasoning, as it arrived; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """A whole answer.
+
+    ``message`` has role ASSISTANT and its parts in the order the model wrote them; its tool calls have
+    canonical ``args_json`` (see the contract) when their arguments are one JSON object; otherwise
+    ``args_json`` is empty and ``bad_arguments`` maps the call's id to the raw text. ``id``, ``author`` and
+    ``create_time`` are left to the engine. Call ids are never empty and unique within the message.
+    """
+
+    message: Message
+    finish_reason: FinishReason
+    usage: Usage
+    """Fields the vendor did not report are absent."""
+    bad_arguments: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    """Name the vendor gave."""
+    request_id: str = ""
+    """The vendor's id of the call, for support."""
+
+
+ModelChunk = TextDelta | ReasoningDelta | ModelResponse
+
+
+class ModelError(EngineError):
+    """A model call failed. ``reason`` is MODEL_UNAVAILABLE, MODEL_AUTH, MODEL_OVERLOADED, MODEL_TIMEOUT,
+    MODEL_STREAM_BROKEN, MODEL_BAD_RESPONSE or CONTEXT_OVERFLOW; the text names no secret.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        retryable: bool,
+        detail: str = "",
+        hint: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(reason, message, retry_after=retry_after)
+        self.retryable = retryable
+        self.detail = detail
+        self.hint = hint
+
+
+class ChatModel(Protocol):
+    """A model that chats. Safe for any number of calls at once."""
+
+    @property
+    def name(self) -> str:
+        """Name people choose it by, such as "gpt-4o-mini"."""
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> ChatModel:
+        """Return a new model that may call these tools (none: may call nothing); shares connections with this one."""
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
+        """Yield deltas as they arrive and last one ModelResponse. Raises ModelError, also after deltas.
+
+        Closing the generator, or cancelling the task that iterates it, ends the call at the vendor at once.
+        """
+
+    async def generate(self, request: ModelRequest) -> ModelResponse:
+        """Return the whole answer without streaming; the same outcome as folding ``stream``."""
+
+    async def aclose(self) -> None:
+        """Release connections. The model and all made from it by ``with_tools`` are unusable afterwards."""

@@ -1,0 +1,1 @@
+"""The rpcs: validate, call the engine, map errors, nothing else."""

@@ -1,0 +1,1 @@
+"""Stores that keep runs and conversations."""
