@@ -30,7 +30,9 @@ from typing import Generic, Protocol, TypeVar
 
 from dualclaw import BusyPolicy, Conversation, Message, Run, RunState
 
-FINAL = frozenset({RunState.RUN_STATE_SUCCEEDED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_CANCELLED})
+FINAL: frozenset[RunState.ValueType] = frozenset(
+    {RunState.RUN_STATE_SUCCEEDED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_CANCELLED}
+)
 """States a run never leaves."""
 
 T = TypeVar("T")
@@ -97,7 +99,7 @@ class Frame:
     first_seq: int
     count: int
     body: bytes
-    state: RunState
+    state: RunState.ValueType
     durable: bool = False
     """False for a frame of text only; recovery needs every durable frame."""
     ends_segment: bool = False
@@ -158,7 +160,7 @@ class NewRun:
     run: Run
     message: Message
     """The user's message, position 0."""
-    on_busy: BusyPolicy
+    on_busy: BusyPolicy.ValueType
     replace_signal: bytes
     """The ``checkpoint.v1.Signal`` that REPLACE puts into the inbox of every run it cancels."""
     pool: str = "default"
@@ -174,7 +176,7 @@ class Head:
     last_seq: int
     epoch: int
     """Epoch of the newest frame; 0 before the first claim."""
-    state: RunState
+    state: RunState.ValueType
     conversation_id: str
     run: Run
     """The public record with ``state``, ``last_seq`` and times filled in."""
@@ -310,7 +312,13 @@ class RunStore(Protocol):
         """
 
     async def list_runs(
-        self, tenant: str, *, states: Collection[RunState], conversation_id: str, page_size: int, page_token: str
+        self,
+        tenant: str,
+        *,
+        states: Collection[RunState.ValueType],
+        conversation_id: str,
+        page_size: int,
+        page_token: str,
     ) -> Page[Run]:
         """List runs, newest first. An unreadable page_token is INVALID_REQUEST."""
 

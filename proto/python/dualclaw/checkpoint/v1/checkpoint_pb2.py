@@ -28,7 +28,7 @@ from dualclaw.v1 import message_pb2 as dualclaw_dot_v1_dot_message__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dualclaw/checkpoint/v1/checkpoint.proto\x12\x16\x64ualclaw.checkpoint.v1\x1a dualclaw/v1/engine_service.proto\x1a\x17\x64ualclaw/v1/event.proto\x1a\x19\x64ualclaw/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\tRunRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.dualclaw.v1.RunRequest\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x06 \x01(\t\"\x96\x05\n\nCheckpoint\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12\x0f\n\x07segment\x18\x02 \x01(\x05\x12\x19\n\x11segment_first_seq\x18\x03 \x01(\x05\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12,\n\x05stage\x18\x05 \x01(\x0e\x32\x1d.dualclaw.checkpoint.v1.Stage\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12\x12\n\ntool_calls\x18\x07 \x01(\x05\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dualclaw.v1.Usage\x12\x12\n\nnext_index\x18\t \x01(\x05\x12\x15\n\rnext_position\x18\n \x01(\x05\x12\x30\n\x05\x63\x61lls\x18\x0b \x03(\x0b\x32!.dualclaw.checkpoint.v1.CallState\x12@\n\x07session\x18\x0c \x03(\x0b\x32/.dualclaw.checkpoint.v1.Checkpoint.SessionEntry\x12>\n\x06\x65xtras\x18\r \x03(\x0b\x32..dualclaw.checkpoint.v1.Checkpoint.ExtrasEntry\x12,\n\x0bstop_reason\x18\x0e \x01(\x0e\x32\x17.dualclaw.v1.StopReason\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08strategy\x18\x10 \x01(\t\x12\x12\n\nrecoveries\x18\x11 \x01(\x05\x1a.\n\x0cSessionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\tCallState\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.dualclaw.v1.ToolCall\x12\x30\n\x05phase\x18\x02 \x01(\x0e\x32!.dualclaw.checkpoint.v1.CallPhase\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x05\"J\n\x06Signal\x12\x36\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32$.dualclaw.checkpoint.v1.CancelSignalH\x00\x42\x08\n\x06signal\"A\n\x0c\x43\x61ncelSignal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t*N\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_REASON\x10\x01\x12\r\n\tSTAGE_ACT\x10\x02\x12\r\n\tSTAGE_END\x10\x03*m\n\tCallPhase\x12\x1a\n\x16\x43\x41LL_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_PHASE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_PHASE_STARTED\x10\x02\x12\x14\n\x10\x43\x41LL_PHASE_ENDED\x10\x03\x42g\n\x1a\x64\x65v.dualclaw.checkpoint.v1P\x01ZGgithub.com/dualclaw/dualclaw-go/gen/dualclaw/checkpoint/v1;checkpointv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dualclaw/checkpoint/v1/checkpoint.proto\x12\x16\x64ualclaw.checkpoint.v1\x1a dualclaw/v1/engine_service.proto\x1a\x17\x64ualclaw/v1/event.proto\x1a\x19\x64ualclaw/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\tRunRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.dualclaw.v1.RunRequest\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x06 \x01(\t\"\x96\x05\n\nCheckpoint\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12\x0f\n\x07segment\x18\x02 \x01(\x05\x12\x19\n\x11segment_first_seq\x18\x03 \x01(\x05\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12,\n\x05stage\x18\x05 \x01(\x0e\x32\x1d.dualclaw.checkpoint.v1.Stage\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12\x12\n\ntool_calls\x18\x07 \x01(\x05\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dualclaw.v1.Usage\x12\x12\n\nnext_index\x18\t \x01(\x05\x12\x15\n\rnext_position\x18\n \x01(\x05\x12\x30\n\x05\x63\x61lls\x18\x0b \x03(\x0b\x32!.dualclaw.checkpoint.v1.CallState\x12@\n\x07session\x18\x0c \x03(\x0b\x32/.dualclaw.checkpoint.v1.Checkpoint.SessionEntry\x12>\n\x06\x65xtras\x18\r \x03(\x0b\x32..dualclaw.checkpoint.v1.Checkpoint.ExtrasEntry\x12,\n\x0bstop_reason\x18\x0e \x01(\x0e\x32\x17.dualclaw.v1.StopReason\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08strategy\x18\x10 \x01(\t\x12\x12\n\nrecoveries\x18\x11 \x01(\x05\x1a.\n\x0cSessionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x01\n\tCallState\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.dualclaw.v1.ToolCall\x12\x30\n\x05phase\x18\x02 \x01(\x0e\x32!.dualclaw.checkpoint.v1.CallPhase\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x05\x12\x15\n\rbad_arguments\x18\x05 \x01(\t\"J\n\x06Signal\x12\x36\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32$.dualclaw.checkpoint.v1.CancelSignalH\x00\x42\x08\n\x06signal\"A\n\x0c\x43\x61ncelSignal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t*N\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_REASON\x10\x01\x12\r\n\tSTAGE_ACT\x10\x02\x12\r\n\tSTAGE_END\x10\x03*m\n\tCallPhase\x12\x1a\n\x16\x43\x41LL_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_PHASE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_PHASE_STARTED\x10\x02\x12\x14\n\x10\x43\x41LL_PHASE_ENDED\x10\x03\x42g\n\x1a\x64\x65v.dualclaw.checkpoint.v1P\x01ZGgithub.com/dualclaw/dualclaw-go/gen/dualclaw/checkpoint/v1;checkpointv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,10 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_SESSIONENTRY']._serialized_options = b'8\001'
   _globals['_CHECKPOINT_EXTRASENTRY']._loaded_options = None
   _globals['_CHECKPOINT_EXTRASENTRY']._serialized_options = b'8\001'
-  _globals['_STAGE']._serialized_start=1274
-  _globals['_STAGE']._serialized_end=1352
-  _globals['_CALLPHASE']._serialized_start=1354
-  _globals['_CALLPHASE']._serialized_end=1463
+  _globals['_STAGE']._serialized_start=1297
+  _globals['_STAGE']._serialized_end=1375
+  _globals['_CALLPHASE']._serialized_start=1377
+  _globals['_CALLPHASE']._serialized_end=1486
   _globals['_RUNRECORD']._serialized_start=187
   _globals['_RUNRECORD']._serialized_end=330
   _globals['_CHECKPOINT']._serialized_start=333
@@ -53,9 +53,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_EXTRASENTRY']._serialized_start=950
   _globals['_CHECKPOINT_EXTRASENTRY']._serialized_end=995
   _globals['_CALLSTATE']._serialized_start=998
-  _globals['_CALLSTATE']._serialized_end=1129
-  _globals['_SIGNAL']._serialized_start=1131
-  _globals['_SIGNAL']._serialized_end=1205
-  _globals['_CANCELSIGNAL']._serialized_start=1207
-  _globals['_CANCELSIGNAL']._serialized_end=1272
+  _globals['_CALLSTATE']._serialized_end=1152
+  _globals['_SIGNAL']._serialized_start=1154
+  _globals['_SIGNAL']._serialized_end=1228
+  _globals['_CANCELSIGNAL']._serialized_start=1230
+  _globals['_CANCELSIGNAL']._serialized_end=1295
 # @@protoc_insertion_point(module_scope)

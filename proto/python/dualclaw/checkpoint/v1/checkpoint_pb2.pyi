@@ -273,12 +273,15 @@ class CallState(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    BAD_ARGUMENTS_FIELD_NUMBER: _builtins.int
     phase: Global___CallPhase.ValueType
     """How far it is."""
     index: _builtins.int
     """Index of its step."""
     position: _builtins.int
     """Place of its result within the run's messages."""
+    bad_arguments: _builtins.str
+    """What the model wrote as arguments when that is no JSON object; such a call never runs."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call as it will run: id unique, arguments canonical."""
@@ -290,10 +293,11 @@ class CallState(_message.Message):
         phase: Global___CallPhase.ValueType = ...,
         index: _builtins.int = ...,
         position: _builtins.int = ...,
+        bad_arguments: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "index", b"index", "phase", b"phase", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_arguments", b"bad_arguments", "call", b"call", "index", b"index", "phase", b"phase", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,35 @@
+# Three small images from one file: docker build --target server|web|im -t dualclaw-server .
+FROM python:3.11-slim AS base
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/dualclaw/bin:$PATH
+RUN useradd --system --create-home --uid 10001 dualclaw
+WORKDIR /src
+COPY requirements requirements
+RUN python -m venv /opt/dualclaw && pip install --no-cache-dir --require-hashes -r requirements/run.txt
+COPY pyproject.toml README.md CHANGELOG.md ./
+COPY proto proto
+COPY server server
+COPY clients/dualclaw_clients clients/dualclaw_clients
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
+WORKDIR /var/lib/dualclaw
+RUN chown dualclaw /var/lib/dualclaw
+USER dualclaw
+
+# Needs DUALCLAW_KEYS_FILE, or DUALCLAW_ALLOW_ANONYMOUS=1 for a trial: it listens beyond the container.
+FROM base AS server
+ENV DUALCLAW_LISTEN=0.0.0.0:50051 DUALCLAW_STORE=sqlite:/var/lib/dualclaw/dualclaw.db
+VOLUME /var/lib/dualclaw
+EXPOSE 50051
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["dualclaw", "--engine", "127.0.0.1:50051", "health"]
+ENTRYPOINT ["dualclaw-server"]
+
+FROM base AS web
+ENV DUALCLAW_WEB_LISTEN=0.0.0.0:8080 DUALCLAW_ENGINE=server:50051
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+ENTRYPOINT ["dualclaw-web"]
+
+FROM base AS im
+ENV DUALCLAW_ENGINE=server:50051 DUALCLAW_IM_STATE=/var/lib/dualclaw/im.db
+VOLUME /var/lib/dualclaw
+ENTRYPOINT ["dualclaw-im"]

@@ -1,0 +1,55 @@
+# Everything a person runs here. `make run` needs python3 (3.11 or newer) with venv, and a package index.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ASK ?= What is 17 * 23?
+
+.PHONY: help run demo test check contract generate format lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# Two environments share one folder: what running needs, and on top of it what testing needs.
+$(VENV)/.run: requirements/run.txt
+	@$(PYTHON) requirements/install.py $(VENV) requirements/run.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt requirements/run.txt
+	@$(PYTHON) requirements/install.py $(VENV) requirements/dev.txt
+	@touch $@ $(VENV)/.run
+
+run: $(VENV)/.run ## engine on 127.0.0.1:50051 and the chat page on http://127.0.0.1:8080; Ctrl-C ends both
+	@$(BIN)/python deploy/local.py
+
+demo: $(VENV)/.run ## the same, asks one question (ASK="...") that needs a tool, and ends
+	@$(BIN)/python deploy/local.py --ask "$(ASK)"
+
+test: $(VENV)/.dev check ## everything a change must pass
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.dev contract ## the quick half: protos, generated code, style, types, structure
+	@$(BIN)/python proto/generate.py --check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+contract: $(VENV)/.dev ## the contract gate alone: lint, format, nothing that breaks a reader
+	@$(BIN)/buf lint
+	@$(BIN)/buf format -d --exit-code
+	@$(BIN)/buf breaking --against proto/baseline/v0.1.0.binpb
+
+generate: $(VENV)/.dev ## proto/python from the .proto files
+	@$(BIN)/python proto/generate.py
+
+format: $(VENV)/.dev ## puts code and protos in shape
+	@$(BIN)/buf format -w
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(VENV)/.dev ## renews requirements/*.txt from pyproject.toml
+	@$(BIN)/python requirements/lock.py
+
+clean: ## removes what the other commands made
+	rm -rf $(VENV) var .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,24 @@
+"""Renews the lock files: exact versions with hashes, for every platform, without index addresses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+EXTRAS = ("server", "web", "im")
+
+
+def lock(name: str, *arguments: str) -> None:
+    """Write ``requirements/<name>`` with uv, which serves plain pip as well."""
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--generate-hashes", "--quiet"]
+    plain = ["--no-header", "--no-emit-index-url", "--no-annotate", "--python-version", "3.11"]
+    extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+    sources = ["pyproject.toml", "requirements/build.in"]
+    subprocess.run(
+        [*uv, *plain, *extras, *arguments, "-o", f"requirements/{name}", *sources], cwd=HERE.parent, check=True
+    )
+
+
+if __name__ == "__main__":
+    lock("run.txt")
+    lock("dev.txt", "--group", "dev", "-c", "requirements/run.txt")

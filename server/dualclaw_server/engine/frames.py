@@ -1,0 +1,283 @@
+"""The frame writer: the one place that coalesces, numbers, serialises and commits the events of a run.
+
+Rules
+
+- Unsent text waits as text. Sealing merges it into one event, gives it its seq and its bytes, once: the log,
+  every stream and every subscriber share them. The event is folded into ``view`` at the same moment, so the
+  engine reads the very text that clients will read.
+- The first text after a quiet time commits at once. While a commit is in flight, or the last one began less
+  than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
+- ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
+  in call order, so when a frame is committed every earlier one is.
+- At most one frame of mere text is in flight. No task and no lock per token: appends report back through
+  their futures, and one timer per run is pending at most.
+- Beyond MAX_WAITING bytes not yet committed, ``congested`` turns true and the reader of the model waits in
+  ``room``. That is the only back-pressure; a slow client never causes it, for clients read the log.
+- The first failed append breaks the writer: ``failure`` is set, ``on_failure`` called once, everything later
+  raises. What was not committed has been shown to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dualclaw import Delta, EngineEvent, Reasoning, Run, RunState
+from dualclaw.fold import RunView
+from dualclaw_server.engine.store import Frame, RunKey, RunMessage, RunStore, StoreError, Sync
+
+FRAME_TIME = 0.020
+"""Seconds between the starts of two frames of mere text."""
+MAX_TEXT = 16 * 1024
+"""Bytes of text merged into one event at most."""
+MAX_WAITING = 256 * 1024
+"""Bytes not yet committed beyond which the model is not read on."""
+_WIDEST = 4
+"""Bytes of the widest code point."""
+
+
+class FrameWriter:
+    """Writes one segment of one run; made by whoever claimed it.
+
+    Args:
+        store, key: where the log is.
+        view: the fold of every event so far; kept up to date.
+        epoch: epoch of this claim, one above the last.
+        version: the log's version.
+        envelope: an event without seq and payload, whose other fields go on every event.
+
+    ``on_failure`` may be set: it is called once, on the event loop, when an append fails.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        key: RunKey,
+        view: RunView,
+        *,
+        epoch: int,
+        version: int,
+        envelope: EngineEvent,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self.view = view
+        self._epoch = epoch
+        self._version = version
+        self._envelope = envelope
+        self.on_failure: Callable[[BaseException], None] = _ignore
+        self._loop = asyncio.get_running_loop()
+        self._next_seq = view.last_seq + 1
+        self._text: list[str] = []
+        self._text_is_reasoning = False
+        self._text_size = 0
+        self._sealed: list[bytes] = []
+        self._sealed_size = 0
+        self._flying = 0
+        self._flying_size = 0
+        self._last_start = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._room: asyncio.Future[None] | None = None
+        self.failure: BaseException | None = None
+
+    # What is written
+
+    @property
+    def shown(self) -> str:
+        """Text of this segment as clients have it, what waits included; empty before its first event."""
+        self.seal()
+        return "" if self.view.terminal is not None else self.view.text
+
+    def text(self, text: str) -> None:
+        """Add text of the answer."""
+        self._add(text, reasoning=False)
+
+    def reasoning(self, text: str) -> None:
+        """Add reasoning."""
+        self._add(text, reasoning=True)
+
+    def event(self, event: EngineEvent) -> None:
+        """Add any other event, made by a ``make_*`` factory without envelope; it goes out with the next frame."""
+        self._check()
+        self.seal()
+        self._seal_event(event)
+
+    def commit(
+        self,
+        *,
+        checkpoint: bytes,
+        messages: Sequence[RunMessage] = (),
+        signals: Sequence[str] = (),
+        run: Run | None = None,
+        state: RunState.ValueType = RunState.RUN_STATE_RUNNING,
+        ends_segment: bool = False,
+        sync: Sync = Sync.NORMAL,
+    ) -> asyncio.Future[int]:
+        """Make a durable frame of all that waits. The future ends once it is committed, or with a StoreError;
+        shield it where the waiting task may be cancelled, for the frame is on its way all the same.
+        """
+        self._check()
+        self.seal()
+        return self._append(
+            Frame(
+                epoch=self._epoch,
+                first_seq=self._next_seq - len(self._sealed),
+                count=len(self._sealed),
+                body=b"".join(self._sealed),
+                state=state,
+                durable=True,
+                ends_segment=ends_segment,
+                checkpoint=checkpoint,
+                messages=tuple(messages),
+                signals=tuple(signals),
+                run=run,
+                sync=sync,
+            )
+        )
+
+    # Back-pressure and the end
+
+    @property
+    def congested(self) -> bool:
+        """True while more than MAX_WAITING bytes wait to be committed."""
+        return self._text_size + self._sealed_size + self._flying_size > MAX_WAITING
+
+    async def room(self) -> None:
+        """Wait until the writer is no longer congested. Raises StoreError when it breaks meanwhile."""
+        while self.congested:
+            self._check()
+            self._room = self._loop.create_future()
+            await self._room
+        self._check()
+
+    def close(self) -> None:
+        """Write nothing more; what waits is dropped. For a run that is handed over or lost."""
+        self._fail(StoreError("the writer is closed"), tell=False)
+
+    # How it works
+
+    def _add(self, text: str, *, reasoning: bool) -> None:
+        self._check()
+        if self._text and self._text_is_reasoning is not reasoning:
+            self.seal()
+        self._text_is_reasoning = reasoning
+        self._text.append(text)
+        self._text_size += len(text) if text.isascii() else _WIDEST * len(text)
+        if self._text_size >= MAX_TEXT:
+            self.seal()
+        if not self._flying and self._timer is None:
+            self._flush_when_due()
+
+    def seal(self) -> None:
+        """Turn the text that waits into an event, so that ``view`` has it."""
+        if not self._text:
+            return
+        text = "".join(self._text)
+        self._text.clear()
+        self._text_size = 0
+        step = MAX_TEXT if text.isascii() else MAX_TEXT // _WIDEST
+        for start in range(0, len(text), step):
+            piece = text[start : start + step]
+            if self._text_is_reasoning:
+                self._seal_event(EngineEvent(reasoning=Reasoning(content=piece)))
+            else:
+                self._seal_event(EngineEvent(delta=Delta(content=piece)))
+
+    def _seal_event(self, event: EngineEvent) -> None:
+        event.MergeFrom(self._envelope)
+        event.seq = self._next_seq
+        self._next_seq += 1
+        self.view.apply(event)
+        data = _as_field(event.SerializeToString())
+        self._sealed.append(data)
+        self._sealed_size += len(data)
+
+    def _flush_when_due(self) -> None:
+        wait = self._last_start + FRAME_TIME - self._loop.time()
+        if wait <= 0:
+            self._flush()
+        else:
+            self._timer = self._loop.call_later(wait, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._flying and self.failure is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.seal()
+        if self._sealed:
+            self._append(
+                Frame(
+                    epoch=self._epoch,
+                    first_seq=self._next_seq - len(self._sealed),
+                    count=len(self._sealed),
+                    body=b"".join(self._sealed),
+                    state=RunState.RUN_STATE_RUNNING,
+                )
+            )
+
+    def _append(self, frame: Frame) -> asyncio.Future[int]:
+        size = self._sealed_size
+        self._sealed.clear()
+        self._sealed_size = 0
+        self._flying += 1
+        self._flying_size += size
+        self._last_start = self._loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        future = asyncio.ensure_future(self._store.append(self._key, frame, self._version))
+        self._version += 1
+        future.add_done_callback(lambda done: self._landed(done, size))
+        return future
+
+    def _landed(self, future: asyncio.Future[int], size: int) -> None:
+        self._flying -= 1
+        self._flying_size -= size
+        if future.cancelled():
+            self._fail(StoreError("an append was cancelled"))
+            return
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        if self._room is not None and not self.congested:
+            self._wake_room()
+        if (self._text or self._sealed) and not self._flying and self._timer is None and self.failure is None:
+            self._flush_when_due()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _fail(self, error: BaseException, *, tell: bool = True) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_room()
+        if tell:
+            self.on_failure(error)
+
+    def _wake_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+
+def _ignore(_: BaseException) -> None:
+    """Nobody wants to know yet; ``failure`` tells later."""
+
+
+def _as_field(data: bytes) -> bytes:
+    """Return an event as field 1 of a response: tag, length as a varint, payload."""
+    length = len(data)
+    head = bytearray(b"\x0a")
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + data

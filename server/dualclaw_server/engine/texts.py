@@ -1,0 +1,76 @@
+"""The engine's own words, in one table per language; an agent chooses its locale."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Locale = Literal["en", "zh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Every text the engine writes by itself. ``{}`` places are filled with ``str.format``."""
+
+    last_answer: str
+    """Added to the instructions of the last, tool-less call."""
+    step_limit: str
+    """Shown when even the last call gave no text."""
+    cancelled: str
+    """Closes a cancelled turn in the transcript, so that the model does not take it up again."""
+    failed: str
+    """Closes a failed turn in the transcript."""
+    tool_unknown: str
+    tool_bad_arguments: str
+    tool_failed: str
+    tool_timeout: str
+    tool_abandoned: str
+    tool_not_run: str
+    tool_outcome_unknown: str
+    result_truncated: str
+    empty_result: str
+    budget_tokens: str
+    budget_tool_calls: str
+    wall_time: str
+
+
+TEXTS: Mapping[Locale, Texts] = MappingProxyType(
+    {
+        "en": Texts(
+            last_answer="You have no steps left and tools are no longer available. Answer now with what you know.",
+            step_limit="The limit of steps was reached before an answer was found.",
+            cancelled="[This turn was cancelled before it was finished.]",
+            failed="[This turn failed before it was finished.]",
+            tool_unknown="There is no tool named {name}.",
+            tool_bad_arguments="The arguments of {name} do not fit its schema.",
+            tool_failed="{name} failed.",
+            tool_timeout="{name} did not end within {seconds:g} s.",
+            tool_abandoned="The run was stopped while {name} was at work; its result is unknown.",
+            tool_not_run="{name} was not run.",
+            tool_outcome_unknown="{name} was started, and nobody knows how it ended. It was not run again.",
+            result_truncated="[{count} characters left out]",
+            empty_result="[no output]",
+            budget_tokens="The token budget of this run is used up.",
+            budget_tool_calls="The tool calls of this run are used up.",
+            wall_time="The time of this run is used up.",
+        ),
+        "zh": Texts(
+            last_answer="步骤已用完，工具不再可用。请根据已知信息直接回答。",
+            step_limit="在得到答案之前已达到步骤上限。",
+            cancelled="[本轮在完成前被取消。]",
+            failed="[本轮在完成前失败。]",
+            tool_unknown="没有名为 {name} 的工具。",
+            tool_bad_arguments="{name} 的参数不符合其模式。",
+            tool_failed="{name} 执行失败。",
+            tool_timeout="{name} 未在 {seconds:g} 秒内完成。",
+            tool_abandoned="运行停止时 {name} 仍在执行，其结果未知。",
+            tool_not_run="{name} 未执行。",
+            tool_outcome_unknown="{name} 已开始执行，但结果无法得知，未再次执行。",
+            result_truncated="[省略 {count} 个字符]",
+            empty_result="[无输出]",
+            budget_tokens="本次运行的令牌预算已用完。",
+            budget_tool_calls="本次运行的工具调用次数已用完。",
+            wall_time="本次运行的时间已用完。",
+        ),
+    }
+)

@@ -1,0 +1,156 @@
+"""An engine in this process: memory store, scripted model, real runner; tests ask it and read its log."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from dualclaw import BusyPolicy, ContentPart, EngineEvent, Message, Role, Run, RunOptions, RunRequest, RunResponse
+from dualclaw.fold import RunView
+from dualclaw.rules import check_stream
+from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.caller import Caller, TraceParent
+from dualclaw_server.engine.runner import Runner
+from dualclaw_server.engine.store import Created, RunKey, RunStore
+from dualclaw_server.models.scripted import ScriptedModel
+from dualclaw_server.stores.memory import MemoryStore
+
+CALLER = Caller("tenant", "subject", frozenset({"user", "operator"}))
+TRACE = TraceParent("a" * 32)
+TIMEOUT = 20.0
+
+
+@dataclass
+class Asked:
+    """What came of a question: its events in order, checked against the rules of a stream."""
+
+    key: RunKey
+    conversation_id: str
+    events: list[EngineEvent] = field(default_factory=list)
+
+    @property
+    def view(self) -> RunView:
+        view = RunView()
+        for event in self.events:
+            view.apply(event)
+        return view
+
+    @property
+    def last(self) -> EngineEvent:
+        return self.events[-1]
+
+    @property
+    def steps(self) -> list[tuple[int, str, str, str]]:
+        """Index, name, phase and diagnosis code of every step event."""
+        return [
+            (e.step.index, e.step.step.name or "thinking", _phase(e), e.step.step.diagnosis.code)
+            for e in self.events
+            if e.WhichOneof("payload") == "step"
+        ]
+
+
+def _phase(event: EngineEvent) -> str:
+    return ["", "start", "ok", "fail"][event.step.step.phase]
+
+
+class Engine:
+    """A runner at work, and short ways to use it."""
+
+    def __init__(self, store: RunStore, agents: Sequence[Agent], script: Sequence[dict[str, object]]) -> None:
+        self.store = store
+        self.model = ScriptedModel.parse(json.dumps({"name": "test", "turns": list(script)}))
+        self.runner = Runner(store, agents, model=self.model, patience=0.2)
+
+    async def start(
+        self,
+        text: str,
+        *,
+        conversation: str = "",
+        request_id: str = "",
+        on_busy: BusyPolicy.ValueType = BusyPolicy.BUSY_POLICY_UNSPECIFIED,
+        options: RunOptions | None = None,
+        caller: Caller = CALLER,
+        agent: str = "",
+    ) -> Created:
+        message = Message(role=Role.ROLE_USER, parts=[ContentPart(text=text)])
+        request = RunRequest(
+            agent=agent,
+            conversation_id=conversation,
+            request_id=request_id,
+            message=message,
+            claw="test",
+            on_busy=on_busy,
+            options=options,
+        )
+        return await self.runner.start(caller, request, TRACE)
+
+    async def read(self, created: Created) -> Asked:
+        """Follow a started run to the end of its segment and check the rules of a stream."""
+        asked = Asked(created.head.key, created.head.conversation_id)
+        async with asyncio.timeout(TIMEOUT), aclosing(self.store.follow(created.head.key, 0)) as batches:
+            async for frames in batches:
+                for frame in frames:
+                    asked.events += RunResponse.FromString(frame.body).events
+                    if frame.ends_segment:
+                        assert check_stream(asked.events) == []
+                        return asked
+        raise AssertionError("the stream ended without a terminal event")
+
+    async def ask(self, text: str, **options: object) -> Asked:
+        return await self.read(await self.start(text, **options))  # type: ignore[arg-type]
+
+    async def cancel(self, key: RunKey) -> Run:
+        return await self.runner.cancel(CALLER, key.run_id, "test", TRACE)
+
+    async def wait_for(self, key: RunKey, found: Callable[[list[EngineEvent]], bool]) -> list[EngineEvent]:
+        """Follow a run until its events so far satisfy ``found``."""
+        events: list[EngineEvent] = []
+        async with asyncio.timeout(TIMEOUT), aclosing(self.store.follow(key, 0)) as batches:
+            async for frames in batches:
+                for frame in frames:
+                    events += RunResponse.FromString(frame.body).events
+                if found(events):
+                    return events
+        raise AssertionError("the stream ended early")
+
+    async def messages(self, conversation_id: str) -> list[Message]:
+        page = await self.store.list_messages(CALLER.tenant, conversation_id, page_size=500, page_token="")
+        return list(page.items)
+
+
+Opener = Callable[..., Awaitable[Engine]]
+
+
+@asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[Engine]:
+    """Have the engine work while the context lasts."""
+    serve = asyncio.create_task(engine.runner.serve())
+    try:
+        yield engine
+    finally:
+        await engine.runner.drain(0)
+        serve.cancel()
+        await asyncio.wait({serve}, timeout=5)
+
+
+@pytest.fixture
+async def open_engine() -> AsyncIterator[Opener]:
+    """Opens engines: ``await open_engine(agent, *turns)``; all are drained at the end."""
+    stack: list[tuple[Engine, asyncio.Task[None], RunStore]] = []
+
+    async def opener(agent: Agent, *script: dict[str, object], store: RunStore | None = None) -> Engine:
+        own = store or MemoryStore()
+        await own.open()
+        engine = Engine(own, [agent], script)
+        stack.append((engine, asyncio.create_task(engine.runner.serve()), own))
+        return engine
+
+    yield opener
+    for engine, serve, store in stack:
+        await engine.runner.drain(0)
+        serve.cancel()
+        await asyncio.wait({serve}, timeout=5)
+        await store.close()

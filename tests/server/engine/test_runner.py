@@ -1,0 +1,618 @@
+"""What a run does, seen through its log: answers, tools, limits, failures, cancels."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from dualclaw import BusyPolicy, ContentPart, Message, RetryMode, Role, RunOptions, RunState, StepKind, StopReason
+from dualclaw.errors import EngineError, FieldError
+from dualclaw_server.engine.agent import Agent, Limits
+from dualclaw_server.engine.caller import Caller
+from dualclaw_server.engine.strategy import Chat
+from dualclaw_server.engine.tool import ToolContext, ToolOutput, ToolRaised, tool
+from dualclaw_server.tools.assistant import calculate
+
+from .conftest import CALLER, TRACE, Opener
+
+ANSWER: dict[str, object] = {"say": [{"text": "Hello, world", "chunk": 2}]}
+
+
+def kinds(messages: Sequence[Message]) -> list[str]:
+    names = {Role.ROLE_USER: "user", Role.ROLE_ASSISTANT: "assistant", Role.ROLE_TOOL: "tool"}
+    return [names[message.role] for message in messages]
+
+
+def texts(message: Message) -> str:
+    return "".join(part.text for part in message.parts)
+
+
+def results(messages: Sequence[Message]) -> dict[str, str]:
+    """Text of each tool result by call id; fails when a call has several."""
+    found: dict[str, str] = {}
+    for message in messages:
+        for part in message.parts:
+            if part.WhichOneof("part") == "tool_result":
+                assert part.tool_result.call_id not in found
+                found[part.tool_result.call_id] = "".join(p.text for p in part.tool_result.parts)
+    return found
+
+
+def calls(messages: Sequence[Message]) -> list[str]:
+    return [p.tool_call.id for m in messages for p in m.parts if p.WhichOneof("part") == "tool_call"]
+
+
+def turn(step: int, *say: dict[str, object], **when: object) -> dict[str, object]:
+    return {"when": {"step": step, **when}, "say": list(say)}
+
+
+@tool(effect="read")
+async def echo(text: str) -> str:
+    """Say it back."""
+    return f"<{text}>"
+
+
+# Answers
+
+
+async def test_a_chat_answers_and_is_kept(open_engine: Opener) -> None:
+    """Text comes as deltas, done repeats it, and both messages are in the conversation."""
+    engine = await open_engine(Agent("a"), ANSWER)
+    asked = await engine.ask("Hi there\nsecond line")
+    done = asked.last.done
+    assert asked.view.text == done.content == "Hello, world"
+    assert done.stop_reason == StopReason.STOP_REASON_FINISHED
+    assert asked.last.trace_id == TRACE.trace_id
+    assert asked.last.claw == "test"
+    messages = await engine.messages(asked.conversation_id)
+    assert [texts(message) for message in messages] == ["Hi there\nsecond line", "Hello, world"]
+    assert messages[1].id == done.message_id
+    assert (await engine.store.get_conversation("tenant", asked.conversation_id)).title == "Hi there"
+    head = await engine.store.head(asked.key)
+    assert head.state == RunState.RUN_STATE_SUCCEEDED
+    assert head.run.stop_reason == StopReason.STOP_REASON_FINISHED
+
+
+async def test_the_conversation_goes_on(open_engine: Opener) -> None:
+    """The model of a second run is given the messages of the first."""
+    engine = await open_engine(
+        Agent("a"),
+        {"when": {"user": "first"}, "say": [{"text": "one"}]},
+        {"when": {"user": "second"}, "say": [{"text": "you said {{user}}"}]},
+    )
+    first = await engine.ask("first")
+    second = await engine.ask("second", conversation=first.conversation_id)
+    assert second.last.done.content == "you said second"
+    assert [texts(m) for m in await engine.messages(first.conversation_id)] == [
+        "first",
+        "one",
+        "second",
+        "you said second",
+    ]
+
+
+async def test_tools_run_between_answers(open_engine: Opener) -> None:
+    """A call is one step with start and end, its result reaches the model, texts are set apart by a blank line."""
+    engine = await open_engine(
+        Agent("a", tools=[calculate]),
+        turn(0, {"reasoning": "Let me "}, {"reasoning": "think."}, {"text": "One moment."},
+             {"call": "calculate", "args": {"expression": "6*7"}}, {"usage": {"input_tokens": 5, "output_tokens": 2}}),
+        turn(1, {"text": "It is {{result}}."}, {"usage": {"input_tokens": 9, "reasoning_tokens": 1}}),
+    )  # fmt: skip
+    asked = await engine.ask("6*7?")
+    done = asked.last.done
+    assert done.content == "One moment.\n\nIt is 42."
+    assert asked.view.reasoning == "Let me think."
+    assert asked.steps == [(0, "thinking", "", ""), (1, "calculate", "start", ""), (1, "calculate", "ok", "")]
+    assert [step.result for step in done.process_steps] == ["", "42"]
+    assert done.process_steps[0].text == "Let me think."
+    assert done.process_steps[1].args_json == '{"expression": "6*7"}'
+    assert done.process_steps[1].node.id == "a/tool/calculate"
+    assert list(done.used_skills) == ["calculate"]
+    assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.reasoning_tokens) == (14, 2, 1)
+    assert not done.usage.HasField("cached_tokens")
+    messages = await engine.messages(asked.conversation_id)
+    assert kinds(messages) == ["user", "assistant", "tool", "assistant"]
+    assert results(messages) == {calls(messages)[0]: "42"}
+
+
+async def test_parallel_tools_keep_call_order_for_the_model(open_engine: Opener) -> None:
+    """Calls run side by side, events come as they happen, results stand in call order; a failure hides nothing."""
+    gate = asyncio.Event()
+
+    @tool(effect="read")
+    async def slow() -> str:
+        await gate.wait()
+        await asyncio.sleep(0.05)
+        return "slow"
+
+    @tool(effect="read")
+    async def quick() -> str:
+        gate.set()
+        return "quick"
+
+    @tool(effect="read")
+    async def broken() -> str:
+        raise LookupError("no such thing")
+
+    engine = await open_engine(
+        Agent("a", tools=[slow, quick, broken]),
+        turn(0, {"call": "slow", "id": "s"}, {"call": "broken", "id": "b"}, {"call": "quick", "id": "q"}),
+        turn(1, {"text": "done"}),
+    )
+    asked = await engine.ask("go")
+    phases = [(name, phase) for _, name, phase, _ in asked.steps]
+    assert phases[:3] == [("slow", "start"), ("broken", "start"), ("quick", "start")]
+    assert phases[-1] == ("slow", "ok")
+    messages = await engine.messages(asked.conversation_id)
+    assert kinds(messages) == ["user", "assistant", "tool", "tool", "tool", "assistant"]
+    assert list(results(messages)) == ["s", "b", "q"]
+    assert '"message": "broken failed. LookupError: no such thing"' in results(messages)["b"]
+
+
+async def test_parallel_tools_are_bounded(open_engine: Opener) -> None:
+    """No more calls are at work at once than the limit says; the others wait for their turn."""
+    at_work = most = 0
+
+    @tool(effect="read")
+    async def work() -> str:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.01)
+        at_work -= 1
+        return "ok"
+
+    engine = await open_engine(
+        Agent("a", tools=[work], limits=Limits(parallel_tools=2)),
+        turn(0, *[{"call": "work", "args": {}} for _ in range(7)]),
+        turn(1, {"text": "done"}),
+    )
+    asked = await engine.ask("go")
+    assert most == 2
+    assert len(asked.last.done.process_steps) == 7
+
+
+async def test_a_tools_result_can_be_the_answer(open_engine: Opener) -> None:
+    """return_direct ends the run with the result as its text, and the conversation is closed by it."""
+
+    @tool(effect="read", return_direct=True)
+    async def report() -> str:
+        return "the report"
+
+    engine = await open_engine(Agent("a", tools=[report]), turn(0, {"text": "Here:"}, {"call": "report"}))
+    asked = await engine.ask("report!")
+    assert asked.last.done.content == "Here:\n\nthe report"
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_RETURN_DIRECT
+    messages = await engine.messages(asked.conversation_id)
+    assert kinds(messages) == ["user", "assistant", "tool", "assistant"]
+    assert messages[-1].id == asked.last.done.message_id
+
+
+async def test_tools_know_their_surroundings(open_engine: Opener) -> None:
+    """A call is told tenant, subject, run and an idempotency key of its own."""
+    seen: list[ToolContext] = []
+
+    @tool(effect="idempotent")
+    async def note(context: ToolContext) -> None:
+        seen.append(context)
+
+    engine = await open_engine(
+        Agent("a", tools=[note]), turn(0, {"call": "note", "id": "x"}, {"call": "note", "id": "y"}), ANSWER
+    )
+    asked = await engine.ask("go")
+    assert {c.tenant for c in seen} == {"tenant"}
+    assert {c.run_id for c in seen} == {asked.key.run_id}
+    assert len({c.idempotency_key for c in seen}) == 2
+    assert [s.result for s in asked.last.done.process_steps] == ["[no output]"] * 2
+
+
+async def test_large_results_are_cut_and_say_so(open_engine: Opener) -> None:
+    """A result of megabytes keeps head and tail; the step tells what is missing."""
+
+    @tool(effect="read")
+    async def flood() -> str:
+        return "a" * 3_000_000 + "END"
+
+    engine = await open_engine(Agent("a", tools=[flood]), turn(0, {"call": "flood"}), ANSWER)
+    step = (await engine.ask("go")).last.done.process_steps[0]
+    assert len(step.result) < 70_000
+    assert step.result.endswith("END")
+    assert step.diagnosis.code == "result.truncated"
+
+
+async def test_results_may_carry_media(open_engine: Opener) -> None:
+    """Images of a tool stay parts of its result; people see their address."""
+
+    @tool(effect="read", kind="media")
+    async def draw() -> ToolOutput:
+        part = ContentPart()
+        part.image.url = "http://x/y.png"
+        return ToolOutput([part])
+
+    engine = await open_engine(Agent("a", tools=[draw]), turn(0, {"call": "draw"}), ANSWER)
+    step = (await engine.ask("go")).last.done.process_steps[0]
+    assert step.kind == StepKind.STEP_KIND_MEDIA
+    assert step.result == "http://x/y.png"
+
+
+# What goes wrong with calls
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "told"),
+    [
+        ({"call": "ecko", "args": {"text": "x"}}, "tool.unknown", "Tools there are: echo"),
+        ({"call": "echo", "args": {"text": 5}}, "tool.bad_arguments", "text: 5 is not of type 'string'"),
+        ({"call": "echo", "args": {}}, "tool.bad_arguments", "'text' is a required property"),
+        ({"call": "echo", "raw_args": '{"text": "cut'}, "tool.bad_arguments", "not one JSON object"),
+        ({"call": "echo", "raw_args": "[1]"}, "tool.bad_arguments", "not one JSON object"),
+    ],
+)
+async def test_calls_that_cannot_run_are_told_to_the_model(
+    open_engine: Opener, call: dict[str, object], code: str, told: str
+) -> None:
+    """They never run, the user sees a failed step, the model learns what would be right, the run goes on."""
+    engine = await open_engine(Agent("a", tools=[echo]), turn(0, call), turn(1, {"text": "I see"}))
+    asked = await engine.ask("go")
+    assert asked.last.done.content == "I see"
+    assert [(phase, found) for _, _, phase, found in asked.steps] == [("start", ""), ("fail", code)]
+    assert told in next(iter(results(await engine.messages(asked.conversation_id)).values()))
+    assert list(asked.last.done.used_skills) == []
+    assert asked.last.done.process_steps[0].kind == StepKind.STEP_KIND_SKILL
+
+
+async def test_a_tool_that_hangs_times_out(open_engine: Opener) -> None:
+    """Async, plain, and deaf to cancellation: each ends with tool.timeout and the run goes on."""
+    release = asyncio.Event()
+
+    @tool(effect="read", timeout=0.05)
+    async def hangs() -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    @tool(effect="once", timeout=0.05)
+    def blocks() -> str:
+        time.sleep(0.5)
+        return ""
+
+    @tool(effect="read", timeout=0.05)
+    async def deaf() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return ""
+
+    engine = await open_engine(
+        Agent("a", tools=[hangs, blocks, deaf]),
+        turn(0, {"call": "hangs"}, {"call": "blocks"}, {"call": "deaf"}),
+        turn(1, {"text": "on"}),
+    )
+    asked = await engine.ask("go")
+    release.set()
+    assert asked.last.done.content == "on"
+    assert [s.diagnosis.code for s in asked.last.done.process_steps] == ["tool.timeout"] * 3
+    assert [s.diagnosis.retryable for s in asked.last.done.process_steps] == [True, False, True]
+
+
+async def test_a_tool_may_refuse_politely(open_engine: Opener) -> None:
+    """ToolRaised carries text for the model and needs no traceback."""
+
+    @tool(effect="read")
+    async def picky() -> str:
+        raise ToolRaised("not on Sundays")
+
+    engine = await open_engine(Agent("a", tools=[picky]), turn(0, {"call": "picky"}), ANSWER)
+    step = (await engine.ask("go")).last.done.process_steps[0]
+    assert step.diagnosis.detail == "not on Sundays"
+    assert "not on Sundays" in step.result
+
+
+async def test_call_ids_are_unique_over_the_conversation(open_engine: Opener) -> None:
+    """A model that repeats an id, in one answer or a later turn, gets one result for each call all the same."""
+    engine = await open_engine(
+        Agent("a", tools=[echo]),
+        turn(0, {"call": "echo", "args": {"text": "1"}, "id": "x"}, {"call": "echo", "args": {"text": "2"}, "id": "x"}),
+        turn(1, {"text": "ok"}),
+    )
+    first = await engine.ask("go")
+    await engine.ask("again", conversation=first.conversation_id)
+    messages = await engine.messages(first.conversation_id)
+    assert len(set(calls(messages))) == 4
+    assert sorted(results(messages)) == sorted(calls(messages))
+    assert sorted(results(messages).values()) == ["<1>", "<1>", "<2>", "<2>"]
+
+
+async def test_a_chat_runs_no_invented_call(open_engine: Opener) -> None:
+    """Without tools a hallucinated call has no way to run and leaves no dangling call behind."""
+    engine = await open_engine(Agent("a"), turn(0, {"text": "hm"}, {"call": "rm", "args": {"path": "/"}}))
+    asked = await engine.ask("go")
+    assert asked.last.done.content == "hm"
+    assert asked.steps == []
+    assert calls(await engine.messages(asked.conversation_id)) == []
+
+
+# Limits
+
+
+async def test_the_step_limit_gives_a_real_answer(open_engine: Opener) -> None:
+    """After the last step one call without tools answers; the reason says so."""
+    engine = await open_engine(
+        Agent("a", tools=[echo], limits=Limits(max_steps=3)),
+        {"when": {"tools": True}, "say": [{"call": "echo", "args": {"text": "again"}}]},
+        {"when": {"tools": False, "system": "no steps left"}, "say": [{"text": "What I know: {{result}}"}]},
+    )
+    asked = await engine.ask("go")
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_STEP_LIMIT
+    assert asked.last.done.content == "What I know: <again>"
+    assert len(asked.last.done.process_steps) == 3
+
+
+async def test_the_step_limit_never_ends_in_silence(open_engine: Opener) -> None:
+    """When even the last call gives no text, the engine says what happened."""
+    engine = await open_engine(
+        Agent("a", tools=[echo], limits=Limits(max_steps=1), locale="zh"),
+        {"when": {"tools": True}, "say": [{"call": "echo", "args": {"text": "x"}}]},
+        {"when": {"tools": False}, "say": [{"call": "echo", "args": {"text": "x"}}]},
+    )
+    asked = await engine.ask("go")
+    assert asked.last.done.content == "在得到答案之前已达到步骤上限。"
+    assert kinds(await engine.messages(asked.conversation_id))[-1] == "assistant"
+
+
+async def test_callers_only_lower_the_step_limit(open_engine: Opener) -> None:
+    """A lower max_steps holds for the run; a higher one is refused by name."""
+    loop = {"when": {"tools": True}, "say": [{"call": "echo", "args": {"text": "x"}}]}
+    last = {"when": {"tools": False}, "say": [{"text": "end"}]}
+    engine = await open_engine(Agent("a", tools=[echo], limits=Limits(max_steps=5)), loop, last)
+    asked = await engine.ask("go", options=RunOptions(max_steps=2))
+    assert len(asked.last.done.process_steps) == 2
+    with pytest.raises(FieldError) as refused:
+        await engine.start("go", options=RunOptions(max_steps=6, model="other"))
+    assert set(refused.value.fields) == {"options.max_steps", "options.model"}
+    with pytest.raises(EngineError, match="no interceptor 'hitl'") as switched:
+        await engine.start("go", options=RunOptions(interceptors={"hitl": False}))
+    assert switched.value.reason == "NOT_SWITCHABLE"
+
+
+@pytest.mark.parametrize("limits", [Limits(max_tokens=10), Limits(max_tool_calls=1)])
+async def test_budgets_end_the_run_before_more_tools(open_engine: Opener, limits: Limits) -> None:
+    """Over a budget no call runs; each gets a result, the run ends with BUDGET_EXCEEDED and says why."""
+    engine = await open_engine(
+        Agent("a", tools=[echo], limits=limits),
+        turn(0, {"call": "echo", "args": {"text": "1"}}, {"call": "echo", "args": {"text": "2"}},
+             {"usage": {"input_tokens": 8, "output_tokens": 8}}),
+    )  # fmt: skip
+    asked = await engine.ask("go")
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_BUDGET_EXCEEDED
+    assert "used up" in asked.last.done.content
+    assert [s.diagnosis.code for s in asked.last.done.process_steps] == ["tool.skipped"] * 2
+    messages = await engine.messages(asked.conversation_id)
+    assert sorted(results(messages)) == sorted(calls(messages))
+    assert kinds(messages)[-1] == "assistant"
+
+
+async def test_wall_time_ends_a_run_and_keeps_its_text(open_engine: Opener) -> None:
+    """A run that takes too long ends with BUDGET_EXCEEDED; what was shown is kept."""
+    engine = await open_engine(Agent("a", limits=Limits(wall_time=0.3)), turn(0, {"text": "so far"}, {"hang": True}))
+    asked = await engine.ask("go")
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_BUDGET_EXCEEDED
+    assert asked.last.done.content == "so far"
+    assert texts((await engine.messages(asked.conversation_id))[-1]) == "so far"
+
+
+# Failures and cancels
+
+
+async def test_a_failed_model_is_an_error_event(open_engine: Opener) -> None:
+    """The run fails with the model's reason; what was shown stays, in the stream and in the conversation."""
+    engine = await open_engine(
+        Agent("a"),
+        turn(0, {"text": "partial"}, {"fail": "MODEL_OVERLOADED", "message": "Too busy.", "retryable": True}),
+    )
+    asked = await engine.ask("go")
+    error = asked.last.error
+    assert (error.message, error.diagnosis.code, error.diagnosis.retryable) == ("Too busy.", "model.overloaded", True)
+    head = await engine.store.head(asked.key)
+    assert head.state == RunState.RUN_STATE_FAILED
+    assert head.run.error == error
+    assert [texts(m) for m in await engine.messages(asked.conversation_id)] == ["go", "partial"]
+
+
+async def test_a_fault_of_the_engine_tells_no_details(open_engine: Opener) -> None:
+    """An unforeseen exception ends the run as INTERNAL with the trace id; its text stays in the log."""
+
+    class Broken:
+        name = "broken"
+
+        async def run(self, segment: object) -> StopReason.ValueType:
+            raise RuntimeError("secret detail")
+
+    engine = await open_engine(Agent("a", strategy=Broken()), ANSWER)  # type: ignore[arg-type]
+    asked = await engine.ask("go")
+    assert asked.last.error.diagnosis.code == "internal"
+    assert "secret" not in str(asked.last)
+    assert TRACE.trace_id in asked.last.error.message
+
+
+async def test_cancel_keeps_partial_text(open_engine: Opener) -> None:
+    """A cancelled run ends with done, CANCELLED and the text so far, which is in the conversation too."""
+    engine = await open_engine(Agent("a"), turn(0, {"text": "half an ans"}, {"hang": True}), ANSWER)
+    started = await engine.start("go")
+    await engine.wait_for(started.head.key, lambda events: len(events) > 0)
+    await engine.cancel(started.head.key)
+    asked = await engine.read(started)
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    assert asked.last.done.content == "half an ans"
+    assert (await engine.store.head(asked.key)).state == RunState.RUN_STATE_CANCELLED
+    assert [texts(m) for m in await engine.messages(asked.conversation_id)] == ["go", "half an ans"]
+    assert (await engine.cancel(asked.key)).state == RunState.RUN_STATE_CANCELLED
+
+
+async def test_cancel_ends_tools_and_leaves_no_dangling_call(open_engine: Opener) -> None:
+    """Async tools are really cancelled, plain ones abandoned; each call has a result and the turn is closed."""
+    cancelled = asyncio.Event()
+
+    @tool(effect="read")
+    async def waits() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return ""
+
+    @tool(effect="once")
+    def writes() -> str:
+        time.sleep(0.5)
+        return ""
+
+    engine = await open_engine(
+        Agent("a", tools=[waits, writes, echo], limits=Limits(parallel_tools=2)),
+        turn(0, {"call": "waits"}, {"call": "writes"}, {"call": "echo", "args": {"text": "x"}}, user="go"),
+        {"when": {"user": "next"}, "say": [{"text": "fresh"}]},
+    )
+    started = await engine.start("go")
+    await engine.wait_for(started.head.key, lambda events: len(events) >= 2)
+    await engine.cancel(started.head.key)
+    asked = await engine.read(started)
+    assert cancelled.is_set()
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    assert [s.diagnosis.code for s in asked.last.done.process_steps] == [
+        "tool.skipped",
+        "tool.outcome_unknown",
+        "tool.skipped",
+    ]
+    messages = await engine.messages(asked.conversation_id)
+    assert sorted(results(messages)) == sorted(calls(messages))
+    assert kinds(messages)[-1] == "assistant"
+    assert (await engine.ask("next", conversation=asked.conversation_id)).last.done.content == "fresh"
+
+
+async def test_a_run_nobody_may_see_is_unknown(open_engine: Opener) -> None:
+    """Runs and conversations of one tenant do not exist for another."""
+    engine = await open_engine(Agent("a"), ANSWER)
+    asked = await engine.ask("go")
+    stranger = Caller("other", "s", frozenset({"user"}))
+    with pytest.raises(EngineError) as run:
+        await engine.runner.cancel(stranger, asked.key.run_id, "", TRACE)
+    with pytest.raises(EngineError) as conversation:
+        await engine.start("go", conversation=asked.conversation_id, caller=stranger)
+    assert [run.value.reason, conversation.value.reason] == ["UNKNOWN_RUN", "UNKNOWN_CONVERSATION"]
+
+
+async def test_unknown_agents_are_named(open_engine: Opener) -> None:
+    """The refusal lists the agents there are."""
+    engine = await open_engine(Agent("assistant"), ANSWER)
+    with pytest.raises(EngineError, match=r"'asistant'; there are: assistant\.") as refused:
+        await engine.start("go", agent="asistant")
+    assert refused.value.reason == "UNKNOWN_AGENT"
+
+
+# Requests and conversations
+
+
+async def test_the_same_request_gives_the_same_run(open_engine: Opener) -> None:
+    """A request id makes a start idempotent, also at the same moment; with another body it is refused."""
+    engine = await open_engine(Agent("a"), ANSWER)
+    started = await asyncio.gather(*[engine.start("go", request_id="r") for _ in range(5)])
+    assert len({s.head.key for s in started}) == 1
+    assert [s.existing for s in started].count(False) == 1
+    first = await engine.read(started[0])
+    again = await engine.read(await engine.start("go", request_id="r"))
+    assert again.events == first.events
+    with pytest.raises(EngineError) as reused:
+        await engine.start("other", request_id="r")
+    assert reused.value.reason == "REQUEST_ID_REUSED"
+
+
+async def test_a_busy_conversation_refuses_queues_or_replaces(open_engine: Opener) -> None:
+    """REJECT names the active run; QUEUE waits its turn; REPLACE cancels everything before it."""
+    engine = await open_engine(
+        Agent("a"),
+        {"when": {"user": "hang"}, "say": [{"text": "…"}, {"hang": True}]},
+        {"say": [{"text": "answer to {{user}}"}]},
+    )
+    hanging = await engine.start("hang")
+    conversation = hanging.head.conversation_id
+    with pytest.raises(EngineError) as busy:
+        await engine.start("no", conversation=conversation)
+    assert busy.value.reason == "CONVERSATION_BUSY"
+    assert busy.value.metadata["run_id"] == hanging.head.key.run_id
+    queued = await engine.start("queued", conversation=conversation, on_busy=BusyPolicy.BUSY_POLICY_QUEUE)
+    assert queued.head.state == RunState.RUN_STATE_QUEUED
+    await engine.cancel(queued.head.key)
+    cancelled = await engine.read(queued)
+    assert cancelled.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    waiting = await engine.start("waiting", conversation=conversation, on_busy=BusyPolicy.BUSY_POLICY_QUEUE)
+    new = await engine.start("new", conversation=conversation, on_busy=BusyPolicy.BUSY_POLICY_REPLACE)
+    assert (await engine.read(hanging)).last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    assert (await engine.read(waiting)).last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    assert (await engine.read(new)).last.done.content == "answer to new"
+    messages = await engine.messages(conversation)
+    assert kinds(messages) == ["user", "assistant"] * (len(messages) // 2)
+
+
+async def test_queued_runs_follow_each_other(open_engine: Opener) -> None:
+    """Runs that wait start by themselves, first come first served, each with what was said before it."""
+    engine = await open_engine(
+        Agent("a"),
+        {"when": {"user": "1"}, "say": [{"sleep": 0.05}, {"text": "one"}]},
+        {"say": [{"text": "after {{user}}"}]},
+    )
+    first = await engine.start("1")
+    rest = [
+        await engine.start(str(n), conversation=first.head.conversation_id, on_busy=BusyPolicy.BUSY_POLICY_QUEUE)
+        for n in range(2, 6)
+    ]
+    await asyncio.gather(*[engine.read(started) for started in [first, *rest]])
+    said = [texts(m) for m in await engine.messages(first.head.conversation_id)]
+    assert said == ["1", "one", "2", "after 2", "3", "after 3", "4", "after 4", "5", "after 5"]
+
+
+async def test_hold_shows_nothing_before_the_answer_is_whole(open_engine: Opener) -> None:
+    """With HOLD no text is seen while the model still writes; without it the first text is."""
+    engine = await open_engine(Agent("a"), turn(0, {"text": "early"}, {"hang": True}))
+    held = await engine.start("go", options=RunOptions(retry_mode=RetryMode.RETRY_MODE_HOLD))
+    live = await engine.start("go")
+    await engine.wait_for(live.head.key, lambda events: len(events) > 0)
+    assert (await engine.store.head(held.head.key)).last_seq == 0
+    await engine.cancel(held.head.key)
+    assert (await engine.read(held)).last.done.content == ""
+
+
+async def test_a_run_can_be_cancelled_when_its_readers_leave(open_engine: Opener) -> None:
+    """on_disconnect CANCEL ends the run once nobody is attached; by default it goes on."""
+    engine = await open_engine(Agent("a"), turn(0, {"text": "x"}, {"hang": True}))
+    options = RunOptions(on_disconnect=2)
+    started = await engine.start("go", options=options)
+    kept = await engine.start("go")
+    request = _request_of(options)
+    with engine.runner.attached(started.head.key, starter=request):
+        pass
+    with engine.runner.attached(started.head.key):
+        await asyncio.sleep(0.4)
+        assert (await engine.store.head(started.head.key)).state == RunState.RUN_STATE_RUNNING
+    assert (await engine.read(started)).last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    with engine.runner.attached(kept.head.key, starter=_request_of(None)):
+        pass
+    await asyncio.sleep(0.4)
+    assert (await engine.store.head(kept.head.key)).state == RunState.RUN_STATE_RUNNING
+
+
+def _request_of(options: RunOptions | None):  # type: ignore[no-untyped-def]
+    from dualclaw import RunRequest
+
+    return RunRequest(options=options)
+
+
+async def test_an_empty_answer_leaves_no_empty_message(open_engine: Opener) -> None:
+    """A model that says nothing gives an empty done without a message that vendors would refuse later."""
+    engine = await open_engine(Agent("a", strategy=Chat()), turn(0, {"usage": {"input_tokens": 1}}))
+    asked = await engine.ask("go")
+    assert (asked.last.done.content, asked.last.done.message_id) == ("", "")
+    assert kinds(await engine.messages(asked.conversation_id)) == ["user"]
+    assert CALLER.tenant == asked.key.tenant
