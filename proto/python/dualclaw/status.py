@@ -1,22 +1,30 @@
 """The one table between reasons and gRPC codes, and the way to and from a rich status.
 
 A status carries google.rpc.ErrorInfo (domain "dualclaw", reason = the ErrorReason name), BadRequest for a
-FieldError and RetryInfo where a wait helps. It travels in trailing metadata, which servers and proxies
-limit to about 8 kB, so texts are cut: the whole stays near 4 kB.
+FieldError and RetryInfo where a wait helps. It travels in trailing metadata, in base64 and beside the
+percent-encoded message, and servers and proxies limit all of that together to about 8 kB. So texts are cut:
+the status stays below 4 kB.
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from dualclaw.errors import REASONS, EngineError, FieldError, Reason
+from dualclaw.json_text import clean_text
 
 DOMAIN = "dualclaw"
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_TEXT = 1_000
-MAX_FIELDS = 16
+"""Bytes of the message."""
+MAX_PAIRS = 1_200
+"""Bytes of all metadata, and of all fields with what is wrong with them."""
+MAX_RETRY_AFTER = 86_400.0
+"""Seconds of the longest wait told; infinity has no form."""
 
 C = grpc.StatusCode
 CODES: Mapping[Reason, grpc.StatusCode] = {
@@ -59,18 +67,18 @@ def code_of(reason: Reason) -> grpc.StatusCode:
 
 def status_of(error: EngineError) -> status_pb2.Status:
     """Return the rich status of an error: code, message and details."""
-    metadata = {key: _cut(value, 200) for key, value in list(error.metadata.items())[:MAX_FIELDS]}
+    metadata = dict(_fit(error.metadata))
     details: list[any_pb2.Any] = [
         _pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     ]
     if isinstance(error, FieldError):
         bad = error_details_pb2.BadRequest()
-        for field, problem in list(error.fields.items())[:MAX_FIELDS]:
-            bad.field_violations.add(field=_cut(field, 100), description=_cut(problem, 100))
+        for field, problem in _fit(error.fields):
+            bad.field_violations.add(field=field, description=problem)
         details.append(_pack(bad))
     if error.retry_after is not None:
         info = error_details_pb2.RetryInfo()
-        info.retry_delay.FromMilliseconds(max(0, round(error.retry_after * 1000)))
+        info.retry_delay.FromMilliseconds(round(min(max(0.0, error.retry_after), MAX_RETRY_AFTER) * 1000))
         details.append(_pack(info))
     return status_pb2.Status(
         code=code_of(error.reason).value[0], message=_cut(error.message, MAX_TEXT), details=details
@@ -90,15 +98,20 @@ def error_of(code: grpc.StatusCode, text: str, trailing: Iterable[tuple[str, str
     retry_after: float | None = None
     for detail in status.details if status else ():
         info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in REASONS:
-            reason = info.reason
-            metadata = {**info.metadata, **metadata}
-        elif detail.Unpack(bad):
-            fields = {v.field: v.description for v in bad.field_violations}
-        elif detail.Unpack(retry):
-            retry_after = retry.retry_delay.ToMilliseconds() / 1000
+        try:
+            if detail.Unpack(info) and info.domain == DOMAIN and info.reason in REASONS:
+                reason = info.reason
+                metadata = {**info.metadata, **metadata}
+            elif detail.Unpack(bad):
+                fields = {v.field: v.description for v in bad.field_violations}
+            elif detail.Unpack(retry):
+                retry_after = retry.retry_delay.ToMilliseconds() / 1000
+        except DecodeError:  # a foreign server's bytes; the other details still speak
+            continue
     if fields and reason == "INVALID_REQUEST":
-        return FieldError(fields)
+        error = FieldError(fields)
+        error.metadata, error.retry_after = MappingProxyType(metadata), retry_after
+        return error
     return EngineError(reason, status.message if status else text, metadata, retry_after=retry_after)
 
 
@@ -121,7 +134,7 @@ def _status_from(trailing: Iterable[tuple[str, str | bytes]] | None) -> status_p
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 return status_pb2.Status.FromString(value)
-            except Exception:  # a foreign server's bytes; the plain code and text still speak
+            except DecodeError:  # a foreign server's bytes; the plain code and text still speak
                 return None
     return None
 
@@ -134,6 +147,19 @@ def _pack(
     return packed
 
 
+def _fit(pairs: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The first pairs that fit into the status, each cut to a readable length."""
+    found: list[tuple[str, str]] = []
+    room = MAX_PAIRS
+    for name, text in pairs.items():
+        pair = (_cut(name, 100), _cut(text, 200))
+        room -= len(pair[0].encode()) + len(pair[1].encode()) + 8
+        if room < 0:
+            break
+        found.append(pair)
+    return found
+
+
 def _cut(text: str, limit: int) -> str:
-    raw = text.encode("utf-8", "replace")
-    return text if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "..."
+    raw = clean_text(text[: limit + 1]).encode()
+    return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "..."
