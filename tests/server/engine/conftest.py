@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import pytest
@@ -124,21 +124,9 @@ class Engine:
 Opener = Callable[..., Awaitable[Engine]]
 
 
-@asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[Engine]:
-    """Have the engine work while the context lasts."""
-    serve = asyncio.create_task(engine.runner.serve())
-    try:
-        yield engine
-    finally:
-        await engine.runner.drain(0)
-        serve.cancel()
-        await asyncio.wait({serve}, timeout=5)
-
-
 @pytest.fixture
 async def open_engine() -> AsyncIterator[Opener]:
-    """Opens engines: ``await open_engine(agent, *turns)``; all are drained at the end."""
+    """Open engines at work, by ``await open_engine(agent, *turns)``; all are drained at the end."""
     stack: list[tuple[Engine, asyncio.Task[None], RunStore]] = []
 
     async def opener(agent: Agent, *script: dict[str, object], store: RunStore | None = None) -> Engine:

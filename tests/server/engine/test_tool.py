@@ -32,6 +32,7 @@ def weather(
         place: Where, as precisely
             as it is known.
         days: How many days.
+        unit: Celsius or Fahrenheit.
     """
     return {"city": place.city, "days": days, "unit": unit}
 
@@ -54,7 +55,11 @@ def test_schema_comes_from_signature_and_docstring() -> None:
         "description": "How many days.",
         "default": 1,
     }
-    assert schema["properties"]["unit"] == {"enum": ["C", "F"], "default": "C"}
+    assert schema["properties"]["unit"] == {
+        "enum": ["C", "F"],
+        "default": "C",
+        "description": "Celsius or Fahrenheit.",
+    }
 
 
 @pytest.mark.parametrize(
