@@ -1,0 +1,160 @@
+"""Streams a run's log to a client: stored frames first, then live ones, as the bytes they were stored as.
+
+Rules:
+
+- The log is the buffer. One message is on its way at a time, ``write`` waits for flow control, and a client
+  that takes nothing for a while is let go (SLOW_CLIENT); it attaches again where it stopped. So memory per
+  stream is bounded however slow the client is.
+- Frames that wait together go out as one message, up to a limit: joined bodies of ``RunResponse`` are one
+  ``RunResponse``. One frame is never split.
+- Handlers yield nothing and write here, so a client that leaves is noticed inside the handler, also while
+  the run is silent, and the follower is closed on every way out.
+- ``end`` (the server stops) only interrupts a stream that waits for events: first it sends what is committed
+  by then, then says that this server goes away.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+from dualclaw import RunState
+from dualclaw.errors import EngineError
+from dualclaw_server.engine.store import FINAL, Frame, Head, RunKey, RunStore
+from dualclaw_server.servicers.calls import Context
+
+PATIENCE = 60.0
+"""Seconds a client may take for one message."""
+MESSAGE_BYTES = 262_144
+"""Frames are joined up to this size."""
+
+Until = Literal["segment", "parked", "final"]
+"""Where a stream ends: at the first terminal event, at one that has no later segment, when the run is final."""
+
+
+class Streams:
+    """The streams of a server.
+
+    Args:
+        store: where the logs are.
+        patience: seconds a client may take for one message.
+        message_bytes: frames are joined up to this size.
+    """
+
+    def __init__(self, store: RunStore, *, patience: float = PATIENCE, message_bytes: int = MESSAGE_BYTES) -> None:
+        self._store = store
+        self._patience = patience
+        self._message_bytes = message_bytes
+        self._waiting: set[asyncio.Timeout] = set()
+        self._over = False
+
+    def end(self) -> None:
+        """Have every stream end once it has sent what is committed by now."""
+        self._over = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._waiting:
+            limit.reschedule(now)
+
+    async def segment(self, context: Context, head: Head, first_seq: int) -> None:
+        """Send the segment that begins at ``first_seq``, up to its terminal event.
+
+        Raises:
+            EngineError: LOG_COMPACTED, SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
+        """
+        _check_kept(head, first_seq - 1)
+        await self._send(context, head.key, first_seq - 1, "segment")
+
+    async def log(self, context: Context, head: Head, after: int, *, wait: bool) -> None:
+        """Send every event after ``after``: over all segments there are, and with ``wait`` until the run is final.
+
+        Raises:
+            EngineError: AFTER_SEQ_OUT_OF_RANGE, LOG_COMPACTED, SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
+        """
+        if after > head.last_seq:
+            raise EngineError(
+                "AFTER_SEQ_OUT_OF_RANGE",
+                f"after_seq {after} lies beyond the newest event, {head.last_seq}",
+                {"last_seq": str(head.last_seq)},
+            )
+        _check_kept(head, after)
+        until: Until = "final" if wait else "parked"
+        if not _nothing_follows(head, after, until):
+            await self._send(context, head.key, after, until)
+
+    async def _send(self, context: Context, key: RunKey, after: int, until: Until) -> None:
+        async with aclosing(self._store.follow(key, after)) as batches:
+            while not self._over:
+                frames = await self._next(batches)
+                if frames is None:
+                    break
+                if await self._deliver(context, key, frames, until):
+                    return
+                after = frames[-1].last_seq
+        while frames := await self._store.read(key, after):
+            if await self._deliver(context, key, frames, until):
+                return
+            after = frames[-1].last_seq
+        raise EngineError("STORE_UNAVAILABLE", "this server is shutting down; attach again", retry_after=1.0)
+
+    async def _next(self, batches: AsyncGenerator[Sequence[Frame], None]) -> Sequence[Frame] | None:
+        """Return the next frames; None when the server stops."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._waiting.add(limit)
+                try:
+                    return await anext(batches)
+                finally:
+                    self._waiting.discard(limit)
+        except StopAsyncIteration:  # the store was closed
+            return None
+        except TimeoutError:
+            if not self._over:
+                raise
+            return None
+
+    async def _deliver(self, context: Context, key: RunKey, frames: Sequence[Frame], until: Until) -> bool:
+        """Send frames; True when the stream is over with them."""
+        if until == "segment":
+            last = next((number for number, frame in enumerate(frames) if frame.ends_segment), None)
+            await self._write_all(context, frames if last is None else frames[: last + 1])
+            return last is not None
+        await self._write_all(context, frames)
+        newest = frames[-1]
+        if not (newest.ends_segment or newest.state in FINAL):
+            return False
+        return _nothing_follows(await self._store.head(key), newest.last_seq, until)
+
+    async def _write_all(self, context: Context, frames: Sequence[Frame]) -> None:
+        bodies: list[bytes] = []
+        size = 0
+        for frame in frames:
+            if bodies and size + len(frame.body) > self._message_bytes:
+                await self._write(context, bodies)
+                bodies, size = [], 0
+            bodies.append(frame.body)
+            size += len(frame.body)
+        await self._write(context, bodies)
+
+    async def _write(self, context: Context, bodies: Sequence[bytes]) -> None:
+        message = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        try:
+            async with asyncio.timeout(self._patience):
+                await context.write(message)
+        except TimeoutError:
+            raise EngineError(
+                "SLOW_CLIENT", f"the client read nothing for {self._patience:g} s; attach again", retry_after=0
+            ) from None
+
+
+def _check_kept(head: Head, after: int) -> None:
+    if after + 1 < head.kept_from:
+        raise EngineError(
+            "LOG_COMPACTED",
+            "these events are no longer kept; the conversation has the messages",
+            {"kept_from": str(head.kept_from), "conversation_id": head.conversation_id},
+        )
+
+
+def _nothing_follows(head: Head, sent: int, until: Until) -> bool:
+    parked = head.state == RunState.RUN_STATE_INTERRUPTED and until == "parked"
+    return sent >= head.last_seq and (parked or head.state in FINAL)

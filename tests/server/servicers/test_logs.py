@@ -1,0 +1,56 @@
+import io
+import json
+import logging
+
+import pytest
+
+from dualclaw_server.servicers.logs import JsonFormatter, Redactor
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "authorization: Bearer S3CRETVALUE",
+        "metadata (('authorization', 'Bearer S3CRETVALUE'),)",
+        "GET https://u:S3CRETVALUE@example.com/v1",
+        '{"api_key": "S3CRETVALUE"}',
+        "DUALCLAW_MODEL_API_KEY=S3CRETVALUE",
+        "X-Api-Key: S3CRETVALUE",
+        "password='S3CRETVALUE' host=x",
+        "Incorrect API key provided: sk-S3CRETVALUE123456",
+        "token=S3CRETVALUE&x=1",
+        "the vendor said plain-S3CRETVALUE is no good",
+    ],
+)
+def test_credentials_are_masked_wherever_they_stand(text: str) -> None:
+    """Headers, URLs, JSON, assignments, vendors' marks and the engine's own key: none survives."""
+    clean = Redactor(["plain-S3CRETVALUE"]).text(text)
+    assert "S3CRETVALUE" not in clean
+    assert "***" in clean
+
+
+@pytest.mark.parametrize(
+    "text", ["used 17 tokens: 12 in, 5 out", "the bearer of this", "max_tokens=400", "see https://example.com:443/x"]
+)
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    """Text that only sounds like a credential is not mangled."""
+    assert Redactor(["x"]).text(text) == text
+
+
+def test_a_log_line_is_one_json_object_with_trace_and_redacted_traceback() -> None:
+    """Message and traceback are masked, line breaks stay inside the JSON, the trace id is a field."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter(Redactor()))
+    logger = logging.Logger("engine")
+    logger.addHandler(handler)
+    try:
+        raise ValueError("401 for Bearer S3CRETVALUE\nsecond line")
+    except ValueError:
+        logger.exception("calling with api_key=%s failed", "S3CRETVALUE", extra={"trace_id": "ab" * 16})
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    record = json.loads(lines[0])
+    assert (record["level"], record["logger"], record["trace_id"]) == ("error", "engine", "ab" * 16)
+    assert "ValueError" in record["exception"]
+    assert "S3CRETVALUE" not in lines[0]

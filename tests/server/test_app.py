@@ -1,0 +1,198 @@
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dualclaw import GetRunRequest, RunState
+from dualclaw.rpc import EngineServiceAsyncStub
+from dualclaw.status import error_from_rpc
+from dualclaw_server.app import StartError, engine_server, load_agents, make_parts
+from dualclaw_server.engine.store import RunKey
+from dualclaw_server.settings import Settings, SettingsError
+from tests.server.conftest import ServeEngine, ask
+
+SLOW = {"say": [{"text": "one two three four five six", "chunk": 4, "delay": 0.1}]}
+ENDLESS = {"say": [{"text": "begun"}, {"hang": True}]}
+
+
+async def test_a_question_is_answered_over_the_wire(server: ServeEngine) -> None:
+    """Settings, store, model, runner and rpcs fit together: events 1 to n, one done, the caller's trace on each."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with server() as served:
+        call = served.engine.Run(ask(claw="web"), metadata=(("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),))
+        events = [event async for message in call for event in message.events]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert [event.WhichOneof("payload") for event in events].count("done") == 1
+    assert events[-1].done.content == "Hello, world."
+    assert {(event.trace_id, event.claw, event.tenant_id) for event in events} == {(trace_id, "web", "default")}
+
+
+async def test_an_unknown_agent_is_not_found(server: ServeEngine) -> None:
+    """The engine's own refusals go out with their reason."""
+    async with server() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.engine.Run(ask(agent="nobody")).read()
+    assert error_from_rpc(caught.value).reason == "UNKNOWN_AGENT"
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_drain_lets_a_run_end_within_the_grace_time(server: ServeEngine) -> None:
+    """Health goes NOT_SERVING, new runs are OVERLOADED with a time to retry, the one at work ends with its done."""
+    async with server(SLOW) as served:
+        call = served.engine.Run(ask())
+        messages = aiter(call)
+        await anext(messages)
+        draining = asyncio.create_task(served.server.drain(10))
+        await asyncio.sleep(0.05)
+        answer = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.engine.Run(ask()).read()
+        refusal = error_from_rpc(caught.value)
+        assert (refusal.reason, refusal.retry_after) == ("OVERLOADED", 1.0)
+        events = [event async for message in messages for event in message.events]
+        assert events[-1].done.content == "one two three four five six"
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_a_drain_hands_over_what_does_not_end_in_time(server: ServeEngine) -> None:
+    """After the grace time the stream ends UNAVAILABLE, the run stays RUNNING for whoever claims it next."""
+    async with server(ENDLESS) as served:
+        call = served.engine.Run(ask())
+        run_id = dict(await call.initial_metadata())["dualclaw-run-id"]
+        messages = aiter(call)
+        await anext(messages)
+        async with asyncio.timeout(5):
+            await served.server.drain(0.2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(messages)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        head = await served.store.head(RunKey("default", run_id))
+        assert head.state == RunState.RUN_STATE_RUNNING
+
+
+async def test_a_second_server_on_the_same_port_does_not_start(server: ServeEngine) -> None:
+    """It says which address, instead of quietly sharing the calls of the first."""
+    async with server() as first:
+        with pytest.raises(StartError, match=first.address):
+            async with server(listen=first.address):
+                pass
+
+
+async def test_a_request_above_the_limit_is_refused_and_the_server_lives_on(server: ServeEngine) -> None:
+    """More than 16 MiB is RESOURCE_EXHAUSTED from gRPC itself; the next call is answered."""
+    async with server() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.engine.Run(ask("x" * (17 << 20))).read()
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.engine.GetRun(GetRunRequest(run_id="none"))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_tls_asks_clients_for_a_certificate_when_told_so(tmp_path: Path) -> None:
+    """With a client CA a client without certificate does not get in, one with it does."""
+    certificates = await make_certificates(tmp_path)
+    settings = Settings(
+        listen="localhost:0",
+        store="memory:",
+        tls_cert=certificates / "server.pem",
+        tls_key=certificates / "server.key",
+        tls_client_ca=certificates / "ca.pem",
+    )
+    roots = (certificates / "ca.pem").read_bytes()
+    pair = ((certificates / "client.key").read_bytes(), (certificates / "client.pem").read_bytes())
+    async with engine_server(settings, make_parts(settings)) as made:
+        for credentials, code in (
+            (grpc.ssl_channel_credentials(roots), grpc.StatusCode.UNAVAILABLE),
+            (grpc.ssl_channel_credentials(roots, *pair), grpc.StatusCode.NOT_FOUND),
+        ):
+            async with grpc.aio.secure_channel(made.address, credentials) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await EngineServiceAsyncStub(channel).GetRun(GetRunRequest(run_id="none"), timeout=5)
+                assert caught.value.code() == code
+
+
+async def make_certificates(folder: Path) -> Path:
+    """Make a CA, and a server's and a client's certificate signed by it, with the openssl command."""
+    commands = [
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -subj /CN=ca -days 2",
+        *(
+            f"openssl req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name} && "
+            f"printf subjectAltName=DNS:localhost > {name}.ext && openssl x509 -req -in {name}.csr -CA ca.pem "
+            f"-CAkey ca.key -CAcreateserial -extfile {name}.ext -out {name}.pem -days 2"
+            for name in ("server", "client")
+        ),
+    ]
+    for command in commands:
+        process = await asyncio.create_subprocess_shell(
+            command, cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        _, errors = await asyncio.wait_for(process.communicate(), 30)
+        if process.returncode == 127:
+            pytest.skip("TLS IS NOT CHECKED: there is no openssl command to make certificates with")
+        assert process.returncode == 0, errors
+    return folder
+
+
+@pytest.fixture
+def agents_module(tmp_path: Path) -> Iterator[str]:
+    """The name of an importable module with agents in every form, right and wrong."""
+    (tmp_path / "agents_of_test.py").write_text(
+        "from dualclaw_server.engine.agent import Agent\n"
+        "one = Agent(name='one')\n"
+        "two = [one, Agent(name='two')]\n"
+        "def made():\n    return two\n"
+        "def broken():\n    return 1 / 0\n"
+        "class holder:\n    inner = one\n"
+        "empty = []\n"
+        "text = 'one'\n"
+    )
+    (tmp_path / "agents_that_raise.py").write_text("\nraise RuntimeError('no database')\n")
+    sys.path.insert(0, str(tmp_path))
+    yield "agents_of_test"
+    sys.path.remove(str(tmp_path))
+    for name in ("agents_of_test", "agents_that_raise"):
+        sys.modules.pop(name, None)
+
+
+def test_agents_are_loaded_from_every_form(agents_module: str) -> None:
+    """An agent, a sequence, a function and a nested attribute all work."""
+    names = {path: [agent.name for agent in load_agents(f"{agents_module}:{path}")] for path in ("one", "two", "made")}
+    assert names == {"one": ["one"], "two": ["one", "two"], "made": ["one", "two"]}
+    assert load_agents(f"{agents_module}:holder.inner")[0].name == "one"
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("no_such_module:agents", "ModuleNotFoundError"),
+        ("agents_of_test:three", "AttributeError"),
+        ("agents_of_test:broken", "ZeroDivisionError: division by zero (.*agents_of_test.py:7)"),
+        ("agents_of_test:empty", "must be an Agent"),
+        ("agents_of_test:text", "must be an Agent"),
+        ("agents_that_raise:agents", "no database .*agents_that_raise.py:2"),
+    ],
+)
+def test_agents_that_cannot_be_loaded_say_why_and_where(agents_module: str, reference: str, text: str) -> None:
+    """An error inside the module is told with its line, a wrong value with what would be right."""
+    with pytest.raises(ValueError, match=text):
+        load_agents(reference)
+
+
+def test_all_parts_that_cannot_be_made_are_told_at_once(tmp_path: Path) -> None:
+    """Keys, store, model and agents: every fault is named by its variable."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_sha256": "x"}]))
+    settings = Settings(keys_file=keys, store="tape:x", model="oracle", agents="no_such_module:x")
+    with pytest.raises(SettingsError) as caught:
+        make_parts(settings)
+    text = "\n".join(caught.value.problems)
+    for name in ("KEYS_FILE", "STORE", "MODEL", "AGENTS"):
+        assert f"DUALCLAW_{name}:" in text

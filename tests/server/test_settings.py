@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import pytest
+
+from dualclaw_server.settings import Settings, SettingsError, is_loopback, read_settings
+
+
+def problems_of(environ: dict[str, str]) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(environ)
+    return caught.value.problems
+
+
+def test_an_empty_environment_gives_a_server_for_this_machine_alone() -> None:
+    """Without any setting the engine listens on loopback and keeps its runs in the current folder."""
+    settings, warnings = read_settings({})
+    assert (settings.listen, settings.store, settings.model) == ("127.0.0.1:50051", "sqlite:dualclaw.db", "scripted")
+    assert (settings.grace, settings.max_receive_bytes, settings.max_send_bytes) == (30, 16 << 20, 64 << 20)
+    assert warnings == []
+
+
+def test_an_empty_value_counts_as_not_set() -> None:
+    """A variable that is there but empty, as compose files make them, leaves the default."""
+    settings, _ = read_settings({"DUALCLAW_STORE": "", "DUALCLAW_KEYS_FILE": " "})
+    assert settings.store == "sqlite:dualclaw.db"
+    assert settings.keys_file is None
+
+
+def test_a_command_line_option_wins_over_the_environment() -> None:
+    """An option that was given stands in for its variable; one that was not given changes nothing."""
+    environ = {"DUALCLAW_STORE": "memory:", "DUALCLAW_LISTEN": "127.0.0.1:1"}
+    settings, _ = read_settings(environ, {"listen": "127.0.0.1:2", "store": None})
+    assert (settings.listen, settings.store) == ("127.0.0.1:2", "memory:")
+
+
+def test_all_faults_are_told_at_once_each_with_its_name(tmp_path: Path) -> None:
+    """Wrong values, missing files and settings that contradict each other all come in one go."""
+    problems = problems_of(
+        {
+            "DUALCLAW_LISTEN": "nonsense",
+            "DUALCLAW_GRACE": "-1",
+            "DUALCLAW_ALLOW_ANONYMOUS": "perhaps",
+            "DUALCLAW_AGENTS": "no colon",
+            "DUALCLAW_KEYS_FILE": str(tmp_path / "absent.json"),
+            "DUALCLAW_TLS_CLIENT_CA": __file__,
+        }
+    )
+    text = "\n".join(problems)
+    for name in ("LISTEN", "GRACE", "ALLOW_ANONYMOUS", "AGENTS", "KEYS_FILE", "TLS_CLIENT_CA"):
+        assert f"DUALCLAW_{name}:" in text
+    assert len(problems) == 6
+
+
+def test_the_key_of_the_model_is_in_no_error_and_no_dump() -> None:
+    """Whatever is wrong, and however settings are printed, the key stays out of it."""
+    environ = {"DUALCLAW_MODEL_API_KEY": "sk-very-secret", "DUALCLAW_GRACE": "sk-very-secret"}
+    assert "very-secret" not in "".join(problems_of(environ))
+    settings, _ = read_settings({"DUALCLAW_MODEL_API_KEY": "sk-very-secret"})
+    assert "very-secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:50051", "192.0.2.1:50051", "example.com:50051"])
+def test_an_address_others_can_reach_needs_keys_or_a_clear_wish(listen: str) -> None:
+    """Without a keys file only loopback is served, unless anonymous access is asked for."""
+    assert "DUALCLAW_ALLOW_ANONYMOUS=1" in problems_of({"DUALCLAW_LISTEN": listen})[0]
+    assert read_settings({"DUALCLAW_LISTEN": listen, "DUALCLAW_ALLOW_ANONYMOUS": "1"})[0].listen == listen
+    assert read_settings({"DUALCLAW_LISTEN": listen, "DUALCLAW_KEYS_FILE": __file__})[0].listen == listen
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:0", True),
+        ("127.9.9.9:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("unix:/tmp/engine.sock", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example.com:1", False),
+    ],
+)
+def test_loopback_is_recognised_by_address_and_not_by_looks(address: str, loopback: bool) -> None:
+    """Only addresses that no other machine can reach count as loopback."""
+    assert is_loopback(address) is loopback
+
+
+@pytest.mark.parametrize(
+    "listen", ["50051", ":50051", "localhost", "localhost:x", "localhost:65536", "::1:50051", "unix:"]
+)
+def test_an_unusable_address_is_refused(listen: str) -> None:
+    """What is not host and port is told so, with the forms that would be right."""
+    assert problems_of({"DUALCLAW_LISTEN": listen}) == ["DUALCLAW_LISTEN: must be HOST:PORT, [IPV6]:PORT or unix:PATH"]
+
+
+def test_a_misspelt_name_is_warned_of_and_other_services_names_are_not() -> None:
+    """A name nobody reads is told with the one that was likely meant; the web gateway's names are fine."""
+    _, warnings = read_settings(
+        {
+            "DUALCLAW_LISTN": "x",
+            "DUALCLAW_OTLP_ENDPOINT": "x",
+            "DUALCLAW_NOPE": "x",
+            "DUALCLAW_WEB_LISTEN": "x",
+            "DUALCLAW_ENGINE": "x",
+            "DUALCLAW_API_KEY": "x",
+            "PATH": "x",
+        }
+    )
+    assert warnings == [
+        "DUALCLAW_LISTN: no such setting; did you mean DUALCLAW_LISTEN?",
+        "DUALCLAW_NOPE: no such setting",
+        "DUALCLAW_OTLP_ENDPOINT: no such setting",
+    ]
+
+
+def test_spans_are_exported_only_where_the_standard_names_say_so() -> None:
+    """The OTLP endpoint comes from OTEL_* alone, the more specific name wins, and `none` switches it off."""
+    general = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"}
+    assert read_settings({})[0].otlp_endpoint == ""
+    assert read_settings(general)[0].otlp_endpoint == "http://a:4317"
+    assert read_settings(general | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b"})[0].otlp_endpoint == "http://b"
+    assert read_settings(general | {"OTEL_TRACES_EXPORTER": "none"})[0].otlp_endpoint == ""
+
+
+def test_half_a_pair_of_tls_files_is_refused() -> None:
+    """A certificate without its key, or the reverse, is a fault and not a silent plain-text server."""
+    for name in ("DUALCLAW_TLS_CERT", "DUALCLAW_TLS_KEY"):
+        assert "one without the other" in problems_of({name: __file__})[0]
+
+
+def test_settings_cannot_be_changed() -> None:
+    """A settings object is a value."""
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().listen = "x"  # type: ignore[misc]
