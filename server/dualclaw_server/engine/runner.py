@@ -1,67 +1,30 @@
-"""The runner: accepts runs, works on them, cancels them.
+"""The runner: what callers ask of the engine. It accepts runs, has them worked on, cancels them.
 
-Nobody iterates a runner. ``start`` stores a run and returns; a worker claims it, maybe this process, maybe
-the next after a crash; whoever wants to see it follows its log in the store. Rules:
-
-- A claim is made good by a frame with the next epoch. Whatever another writer does from then on fails.
-- A claimed run that had already begun is recovered: the log is folded up to its checkpoint, text beyond it is
-  withdrawn by one rewind, and the strategy goes on from the checkpoint.
-- The work item is acknowledged only after this worker's own terminal frame. In every other case it is put
-  back: when the agent is not here, when the state is newer than this engine, when the store fails, when the
-  process drains.
-- A run that has been recovered MAX_RECOVERIES times takes its worker down every time; it is failed.
+Nobody iterates a runner. ``start`` stores a run and returns; a worker claims it, maybe the one of this process,
+maybe that of the next after a crash; whoever wants to see it follows its log in the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 import dualclaw
-from dualclaw import ContentPart, DisconnectPolicy, EngineEvent, Message, Role, Run, RunRequest, RunState, StopReason
+from dualclaw import DisconnectPolicy, Message, Role, Run, RunRequest
 from dualclaw.errors import EngineError, FieldError
-from dualclaw.fold import RunView
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.caller import Caller, TraceParent
-from dualclaw_server.engine.checkpoint import (
-    FORMAT,
-    CancelSignal,
-    RunRecord,
-    Signal,
-    Stage,
-    UnreadableState,
-    load_checkpoint,
-    load_record,
-    load_signal,
-)
-from dualclaw_server.engine.frames import FrameWriter
+from dualclaw_server.engine.checkpoint import FORMAT, CancelSignal, RunRecord, Signal
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
-from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import FINAL, Claim, Created, Head, Loaded, NewRun, RunKey, RunStore, StoreError
-from dualclaw_server.engine.trace import Trace
+from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore
+from dualclaw_server.engine.worker import Worker
 
-log = logging.getLogger(__name__)
-
-MAX_RECOVERIES = 16
-_RETRY = 5.0
-"""Seconds before an item that cannot be worked on now is delivered again."""
-_CLAIM_WAIT = 5.0
-_STOP_TIMEOUT = 10.0
 _TITLE = 80
-
-
-@dataclass(slots=True)
-class _Work:
-    """A run this process works on."""
-
-    key: RunKey
-    signalled: asyncio.Event = field(default_factory=asyncio.Event)
+"""Characters of a conversation's title."""
 
 
 class Runner:
@@ -96,15 +59,17 @@ class Runner:
         self._agents: Mapping[str, Agent] = {agent.name: agent for agent in agents}
         self._default = agents[0]
         self._model = model
-        self._worker = worker or new_id()
-        self._capacity = asyncio.Semaphore(capacity)
-        self._works: dict[RunKey, _Work] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._abandoned_tools: set[asyncio.Task[list[ContentPart]]] = set()
         self._presence = Presence(self._on_abandoned, patience)
         self._side_tasks: set[asyncio.Task[None]] = set()
-        self._draining = asyncio.Event()
-        store.on_signal(self._on_signal)
+        self._draining = False
+        self._worker = Worker(
+            store,
+            self._agents,
+            model,
+            name=worker or new_id(),
+            capacity=capacity,
+            ended=self._presence.forget,
+        )
 
     # What callers ask
 
@@ -126,7 +91,7 @@ class Runner:
             EngineError: UNKNOWN_AGENT, UNKNOWN_CONVERSATION, CONVERSATION_BUSY, REQUEST_ID_REUSED, OVERLOADED,
                 NOT_SWITCHABLE; FieldError for options the agent does not allow.
         """
-        if self._draining.is_set():
+        if self._draining:
             raise EngineError("OVERLOADED", "This engine is shutting down; ask another one.", retry_after=1.0)
         agent = self._agent(request.agent)
         self._check_options(agent, request)
@@ -178,232 +143,17 @@ class Runner:
         policy = starter.options.on_disconnect if starter is not None else None
         return self._presence.attached(key, cancel_when_alone=policy == DisconnectPolicy.DISCONNECT_POLICY_CANCEL)
 
-    # The worker
-
     async def serve(self) -> None:
         """Claim and work on runs until drained or cancelled."""
-        while not self._draining.is_set():
-            await self._capacity.acquire()
-            claim = None
-            try:
-                claim = await self._next_claim()
-            finally:
-                if claim is None:
-                    self._capacity.release()
-            if claim is not None:
-                task = asyncio.create_task(self._work(claim), name=f"run {claim.key.run_id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._worked)
+        await self._worker.serve()
 
     async def drain(self, grace: float) -> None:
-        """Claim no more, give runs ``grace`` seconds to end, then put the rest back for another process."""
-        self._draining.set()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=grace)
-        for task in set(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=10.0)
+        """Start and claim no more, give runs ``grace`` seconds to end, then put the rest back for another process."""
+        self._draining = True
+        await self._worker.drain(grace)
         self._presence.close()
 
-    async def _next_claim(self) -> Claim | None:
-        claiming = asyncio.ensure_future(self.store.claim("default", self._worker, _CLAIM_WAIT))
-        stopping = asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not claiming.done():
-                return None
-            return claiming.result()
-        except StoreError:
-            log.exception("the store gives no work; trying again")
-            await asyncio.sleep(1.0)
-            return None
-        finally:
-            stopping.cancel()
-            await self._give_back(claiming)
-
-    async def _give_back(self, claiming: asyncio.Future[Claim | None]) -> None:
-        """End a claim in waiting without losing an item that arrives at this very moment."""
-        if claiming.done():
-            return
-        claiming.cancel()
-        await asyncio.wait({claiming})
-        if not claiming.cancelled() and claiming.exception() is None:
-            claim = claiming.result()
-            if claim is not None:
-                await claim.nak(0)
-
-    def _worked(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._capacity.release()
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a run's worker failed", exc_info=task.exception())
-
-    async def _work(self, claim: Claim) -> None:
-        """Work on one item to its end, or put it back."""
-        key = claim.key
-        work = self._works[key] = _Work(key)
-        try:
-            ended = await self._work_on(claim, work)
-        except EngineError as error:
-            log.info("run %s is gone: %s", key.run_id, error.message)
-            ended = True
-        except UnreadableState as error:
-            log.warning("run %s is left alone: %s", key.run_id, error)
-            ended = False
-        except StoreError as error:
-            log.warning("run %s is put back: %s", key.run_id, error or type(error).__name__)
-            ended = False
-        except asyncio.CancelledError:
-            await asyncio.shield(claim.nak(0))
-            raise
-        except BaseException:
-            await claim.nak(_RETRY)
-            raise
-        finally:
-            del self._works[key]
-        if ended:
-            self._presence.forget(key)
-            await claim.ack()
-        else:
-            await claim.nak(_RETRY)
-
-    async def _work_on(self, claim: Claim, work: _Work) -> bool:
-        """Returns True when there is nothing left to do for this item."""
-        loaded = await self.store.load(claim.key)
-        state = loaded.head.state
-        if state in FINAL:
-            return True
-        if state != RunState.RUN_STATE_RUNNING and _find_cancel(loaded) is None:
-            return True
-        record = load_record(loaded.record)
-        agent = self._agents.get(record.request.agent)
-        if agent is None:
-            log.warning("run %s is put back: agent %s is not here", claim.key.run_id, record.request.agent)
-            return False
-        segment = await self._open_segment(agent, record, loaded)
-        try:
-            await self._drive(segment, work, loaded)
-        finally:
-            segment.writer.close()
-        return True
-
-    async def _open_segment(self, agent: Agent, record: RunRecord, loaded: Loaded) -> Segment:
-        """Take over the log and bring the run to where its checkpoint says it is."""
-        key, head = loaded.head.key, loaded.head
-        checkpoint = load_checkpoint(loaded.checkpoint)
-        view, text, reasoning = await self._fold(head, loaded.checkpoint_seq)
-        begun = bool(loaded.checkpoint)
-        cancel = _find_cancel(loaded)
-        if not begun:
-            checkpoint.segment, checkpoint.segment_first_seq = 1, 1
-            checkpoint.trace_id = record.trace_id
-            checkpoint.stage = Stage.STAGE_REASON
-            checkpoint.start_time.GetCurrentTime()
-        elif head.state == RunState.RUN_STATE_INTERRUPTED:
-            checkpoint.segment += 1
-            checkpoint.segment_first_seq = head.last_seq + 1
-            if cancel is not None:
-                checkpoint.trace_id = cancel.trace_id
-        else:
-            checkpoint.recoveries += 1
-        checkpoint.strategy = agent.effective_strategy.name
-        history = await self.store.history(key.tenant, record.request.conversation_id, key.run_id)
-        trace = Trace(key, record, checkpoint, history, loaded.messages)
-        envelope = EngineEvent(
-            trace_id=checkpoint.trace_id, tenant_id=key.tenant, claw=record.request.claw, run_id=key.run_id
-        )
-        writer = FrameWriter(self.store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope)
-        model = self._choose_model(agent, record)
-        segment = Segment(agent, model, trace, writer, _copy(head.run), self._abandoned_tools)
-        if head.state == RunState.RUN_STATE_RUNNING:
-            if (view.text, view.reasoning) != (text, reasoning):
-                segment.rewind(text, reasoning, "the engine was restarted", checkpoint.recoveries)
-            segment.save()  # the claim; a waiting or parked run is claimed by the frame that ends it
-        return segment
-
-    async def _fold(self, head: Head, checkpoint_seq: int) -> tuple[RunView, str, str]:
-        """Fold the whole log; returns the view, and text and reasoning as they were at the checkpoint."""
-        view = RunView()
-        text = reasoning = ""
-        while view.last_seq < head.last_seq:
-            for frame in await self.store.read(head.key, view.last_seq):
-                for event in dualclaw.RunResponse.FromString(frame.body).events:
-                    view.apply(event)
-                    if event.seq == checkpoint_seq:
-                        text, reasoning = view.text, view.reasoning
-        return view, text, reasoning
-
-    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded) -> None:
-        """Run the strategy to its end, or to a cancel, or to the end of its time."""
-        if _find_cancel(loaded) is not None:
-            signals = [signal.signal_id for signal in loaded.unread]
-            await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.agent.texts.cancelled, signals)
-            return
-        if segment.trace.checkpoint.recoveries > MAX_RECOVERIES:
-            await segment.fail(EngineError("INTERNAL", "The run was given up after too many restarts of its engine."))
-            return
-        strategy = segment.agent.effective_strategy
-        running: asyncio.Task[StopReason.ValueType] = asyncio.create_task(strategy.run(segment), name="strategy")
-        watching = asyncio.create_task(self._wait_for_cancel(work), name="inbox")
-
-        def lost(_: BaseException) -> None:
-            running.cancel()
-
-        segment.writer.on_failure = lost
-        try:
-            await asyncio.wait(
-                {running, watching}, timeout=max(0.0, segment.seconds_left()), return_when=asyncio.FIRST_COMPLETED
-            )
-            if watching.done() and not running.done():
-                signals = watching.result()
-                await _stop(running)
-                await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.agent.texts.cancelled, signals)
-            elif not running.done():
-                await _stop(running)
-                await segment.halt(StopReason.STOP_REASON_BUDGET_EXCEEDED, segment.agent.texts.wall_time)
-            else:
-                await self._conclude(segment, running)
-        finally:
-            await _stop(watching)
-            await _stop(running)
-
-    async def _conclude(self, segment: Segment, running: asyncio.Task[StopReason.ValueType]) -> None:
-        """End the segment the way its strategy ended."""
-        if segment.writer.failure is not None:
-            raise segment.writer.failure
-        if running.cancelled():
-            error: BaseException | None = asyncio.CancelledError("cancelled from inside")
-        else:
-            error = running.exception()
-        if error is None:
-            await segment.finish(running.result())
-        elif isinstance(error, StoreError):
-            raise error
-        elif isinstance(error, EngineError):
-            await segment.fail(error)
-        else:
-            log.error("run %s failed", segment.trace.key.run_id, exc_info=error)
-            trace_id = segment.trace.checkpoint.trace_id
-            await segment.fail(
-                EngineError("INTERNAL", f"The engine failed on this run; its log has more under trace {trace_id}.")
-            )
-
-    # Cancelling
-
-    async def _wait_for_cancel(self, work: _Work) -> list[str]:
-        """Return, once the run is asked to end, the ids of the signals that say so."""
-        while True:
-            await work.signalled.wait()
-            work.signalled.clear()
-            loaded = await self.store.load(work.key)
-            if _find_cancel(loaded) is not None:
-                return [signal.signal_id for signal in loaded.unread]
-
-    def _on_signal(self, key: RunKey) -> None:
-        work = self._works.get(key)
-        if work is not None:
-            work.signalled.set()
+    # How it works
 
     async def _signal_cancel(self, key: RunKey, signal: CancelSignal) -> None:
         await self.store.signal(key, Signal(cancel=signal).SerializeToString(), "cancel")
@@ -415,8 +165,6 @@ class Runner:
         task = asyncio.create_task(cancel(), name="cancel a run nobody reads")
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
-
-    # Choices
 
     def _agent(self, name: str) -> Agent:
         agent = self._agents.get(name) if name else self._default
@@ -438,37 +186,8 @@ class Runner:
         for name in options.interceptors:
             raise EngineError("NOT_SWITCHABLE", f"Agent {agent.name} has no interceptor {name[:100]!r} to switch.")
 
-    def _choose_model(self, agent: Agent, record: RunRecord) -> ChatModel:
-        models = agent.models_by_name
-        return models.get(record.request.options.model) or next(iter(models.values()), self._model)
-
-
-def _find_cancel(loaded: Loaded) -> CancelSignal | None:
-    for signal in loaded.unread:
-        body = load_signal(signal.body)
-        if body.WhichOneof("signal") == "cancel":
-            return body.cancel
-    return None
-
-
-async def _stop(task: asyncio.Task[object] | asyncio.Task[StopReason.ValueType] | asyncio.Task[list[str]]) -> None:
-    """Cancel a task and wait until it has ended, whatever it ended with; one that does not obey is left behind."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_STOP_TIMEOUT)
-    if not task.done():
-        log.error("task %s ignores its cancellation and is left behind", task.get_name())
-    elif not task.cancelled():
-        task.exception()
-
 
 def _title(message: Message) -> str:
     text = next((part.text for part in message.parts if part.WhichOneof("part") == "text" and part.text.strip()), "")
     line = text.strip().partition("\n")[0].strip()
     return line if len(line) <= _TITLE else line[: _TITLE - 1] + "…"
-
-
-def _copy(run: Run) -> Run:
-    copied = Run()
-    copied.CopyFrom(run)
-    return copied

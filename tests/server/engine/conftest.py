@@ -126,7 +126,7 @@ Opener = Callable[..., Awaitable[Engine]]
 
 @pytest.fixture
 async def open_engine() -> AsyncIterator[Opener]:
-    """Open engines at work, by ``await open_engine(agent, *turns)``; all are drained at the end."""
+    """Give a function that opens engines for an agent and the turns of its model; all are drained at the end."""
     stack: list[tuple[Engine, asyncio.Task[None], RunStore]] = []
 
     async def opener(agent: Agent, *script: dict[str, object], store: RunStore | None = None) -> Engine:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dualclaw import RunState, StopReason
-from dualclaw_server.engine import runner as runner_module
+from dualclaw_server.engine import worker as worker_module
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import FORMAT, Checkpoint
 from dualclaw_server.engine.runner import Runner
@@ -239,7 +239,7 @@ async def test_a_run_that_takes_every_worker_down_is_given_up(store: MemoryStore
         started = await engine.start("go")
         await engine.wait_for(started.head.key, bool)
     checkpoint = Checkpoint.FromString((await store.load(started.head.key)).checkpoint)
-    checkpoint.recoveries = runner_module.MAX_RECOVERIES
+    checkpoint.recoveries = worker_module.MAX_RECOVERIES
     await append_raw(store, started.head.key, checkpoint.SerializeToString())
     async with at_work(store, Agent("a"), HANG) as engine:
         asked = await engine.read(started)
