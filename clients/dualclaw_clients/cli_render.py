@@ -1,0 +1,261 @@
+"""What a stream of events looks like in a terminal, or as plain text in a pipe.
+
+- The answer goes to stdout and nothing else does, so that a pipe gets the answer. Reasoning, steps, questions
+  and notes go to stderr. Where both are the same screen, a line begun by one is ended before the other writes.
+- Text that is on the screen cannot be taken back: after a rewind to something else, a line on stdout says that
+  the answer is restarted, and the right text follows. A rewind to what is there already says nothing.
+- Models, tools and people write names and texts. A control character in one could move the cursor, clear the
+  screen or rename the window, and a direction mark could show a command as another one: all of them are made
+  visible, except newline and tab.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dualclaw import EngineEvent, InterruptItem, InterruptKind, Phase, Severity, Step, StepKind, StopReason
+from dualclaw.events import diagnosis_text, to_wire
+from dualclaw.fold import RunView
+
+_Number = TypeVar("_Number", bound=int)
+MAX_ARGS = 300
+MAX_RESULT = 600
+RESTARTED = "[the answer is restarted]"
+
+# C0 but tab and newline, DEL, C1; marks, overrides and isolates of text direction; line and paragraph separators.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def safe(text: str) -> str:
+    """Return text with every control character made visible, except newline and tab."""
+    return _UNSAFE.sub(_visible, text.replace("\r\n", "\n"))
+
+
+def safe_line(text: str, limit: int = 0) -> str:
+    """Return text safe and on one line; cut to ``limit`` characters if one is given."""
+    line = safe(" ".join(text.split()))
+    return line if not limit or len(line) <= limit else line[: limit - 1] + "…"
+
+
+def safe_json(value: object) -> str:
+    """Return a value as one line of JSON whose control characters are all escaped; the value stays the same."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def short_name(name: Callable[[_Number], str], number: _Number, prefix: str) -> str:
+    """Return an enum value's name without its prefix, in lower case; "" for unspecified, its number if unknown."""
+    try:
+        found = name(number).removeprefix(prefix).lower()
+    except ValueError:  # newer than this program
+        return str(number)
+    return "" if found == "unspecified" else found
+
+
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"<U+{code:04X}>"
+
+
+class Terminal:
+    """Two streams that may be one screen; keeps the lines of one apart from those of the other."""
+
+    def __init__(self, out: TextIO, err: TextIO) -> None:
+        self._out = out
+        self._err = err
+        self._styled = Console(file=err, highlight=False, markup=False) if err.isatty() else None
+        self._one_screen = out.isatty() and err.isatty()
+        self._open: dict[str, bool] = {"out": False, "err": False}
+
+    def answer(self, text: str) -> None:
+        """Write a piece of the answer."""
+        if text:
+            self._leave("err")
+            self._out.write(text)
+            self._out.flush()
+            self._open["out"] = not text.endswith("\n")
+
+    def aside(self, text: str) -> None:
+        """Write a piece of something said beside the answer, dimmed."""
+        if text:
+            self._leave("out")
+            self._note(text, "dim")
+            self._open["err"] = not text.endswith("\n")
+
+    def line(self, text: str, style: str = "") -> None:
+        """Write a line of its own beside the answer."""
+        self._leave("out")
+        if self._open["err"]:
+            self._note("\n", "")
+        self._note(text + "\n", style)
+        self._open["err"] = False
+
+    def end_answer(self) -> None:
+        """End the answer's last line if it is open."""
+        if self._open["out"]:
+            self.answer("\n")
+
+    def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """Show rows on stdout: a table for people; for a pipe a line each, columns with tabs between them."""
+        if not self._out.isatty():
+            for row in rows:
+                self._out.write("\t".join(safe_line(cell) for cell in row) + "\n")
+        else:
+            found = Table(title=title or None, title_justify="left")
+            for column in columns:
+                found.add_column(column, overflow="fold")
+            for row in rows:
+                found.add_row(*(Text(safe_line(cell)) for cell in row))
+            Console(file=self._out, highlight=False, markup=False).print(found)
+        self._out.flush()
+
+    def print(self, text: str) -> None:
+        """Write a line on stdout."""
+        self.answer(text + "\n")
+
+    def _leave(self, name: str) -> None:
+        if self._one_screen and self._open[name]:
+            (self._out if name == "out" else self._err).write("\n")
+            self._open[name] = False
+
+    def _note(self, text: str, style: str) -> None:
+        if self._styled is not None and style:
+            self._styled.print(Text(text, style=style), end="", soft_wrap=True)
+        else:
+            self._err.write(text)
+        self._err.flush()
+
+
+class EventPrinter:
+    """Shows the events of a run; ``stop_reason`` and ``failed`` tell how its last segment ended.
+
+    ``from_start`` False: the events before the first one shown are not known.
+    """
+
+    def __init__(self, terminal: Terminal, *, as_json: bool, from_start: bool = True) -> None:
+        self._terminal = terminal
+        self._json = as_json
+        self._view = RunView()
+        self._shown = ""
+        self._partial = not from_start
+        self._reasoned = False
+        self._unknown = 0
+        self.stop_reason = StopReason.STOP_REASON_UNSPECIFIED
+        self.failed = False
+
+    def show(self, event: EngineEvent) -> None:
+        """Show the next event."""
+        first_of_segment = self._view.terminal is not None
+        self._view.apply(event)
+        if first_of_segment:
+            self._shown, self._partial = "", False
+        if event.HasField("done") or event.HasField("error"):
+            self.failed = event.HasField("error")
+            self.stop_reason = event.done.stop_reason
+        if self._json:
+            self._show_json(event)
+        else:
+            self._show_text(event)
+
+    def finish(self, run_id: str, conversation_id: str) -> None:
+        """Write the closing line: where the conversation goes on and how the run ended."""
+        self._terminal.end_answer()
+        if self._unknown:
+            self._terminal.line(f"{self._unknown} events are newer than this program and were not shown", "yellow")
+        terminal = self._view.terminal
+        if terminal is None:
+            return
+        parts = [f"conversation {safe_line(terminal.done.conversation_id or conversation_id or 'unknown')}"]
+        parts.append(f"run {safe_line(terminal.run_id or run_id)}")
+        parts.append(
+            "failed" if self.failed else short_name(StopReason.Name, self.stop_reason, "STOP_REASON_") or "done"
+        )
+        usage = terminal.done.usage
+        if usage.HasField("input_tokens") or usage.HasField("output_tokens"):
+            parts.append(f"{usage.input_tokens} tokens in, {usage.output_tokens} out")
+        if terminal.done.generating:
+            parts.append("media is still being made")
+        self._terminal.line(" · ".join(parts), "dim")
+
+    def _show_json(self, event: EngineEvent) -> None:
+        wire = to_wire(event)
+        if wire is None:
+            self._unknown += 1
+        else:
+            self._terminal.print(safe_json(wire))
+
+    def _show_text(self, event: EngineEvent) -> None:
+        match event.WhichOneof("payload"):
+            case "delta":
+                self._say(event.delta.content)
+            case "reasoning":
+                self._reasoned = True
+                self._terminal.aside(safe(event.reasoning.content))
+            case "step":
+                self._step(event.step.step)
+            case "rewind":
+                self._partial = False
+                self._become(event.rewind.content)
+            case "interrupt":
+                for item in event.interrupt.items:
+                    self._question(item, event.run_id)
+            case "done":
+                # Who attached in the middle has the end of the text only, and that is right as it is.
+                if not (self._partial and event.done.content.endswith(self._shown)):
+                    self._become(event.done.content)
+                self._terminal.end_answer()
+            case "error":
+                self._terminal.end_answer()
+                text = diagnosis_text(event.error.diagnosis) if event.error.HasField("diagnosis") else ""
+                self._terminal.line(safe(text or f"❌ {event.error.message}"), "red")
+            case None:
+                self._unknown += 1
+
+    def _say(self, text: str) -> None:
+        self._shown += text
+        self._terminal.answer(safe(text))
+
+    def _become(self, text: str) -> None:
+        """Make the text of the segment read as given, by going on where it fits and by starting anew elsewhere."""
+        if text.startswith(self._shown):
+            self._say(text[len(self._shown) :])
+            return
+        self._terminal.end_answer()
+        self._terminal.print(RESTARTED)
+        self._shown = ""
+        self._say(text)
+
+    def _step(self, step: Step) -> None:
+        if step.kind == StepKind.STEP_KIND_THINKING:
+            if not self._reasoned:
+                self._terminal.line(safe(step.text), "dim")
+            self._reasoned = False
+            return
+        name = safe_line(f"{step.server}/{step.name}" if step.server else step.name, 100)
+        kind = short_name(StepKind.Name, step.kind, "STEP_KIND_")
+        trouble = ""
+        if step.diagnosis.severity in {Severity.SEVERITY_WARNING, Severity.SEVERITY_ERROR}:
+            trouble = safe(diagnosis_text(step.diagnosis))
+        match step.phase:
+            case Phase.PHASE_OK:
+                self._terminal.line(f"✓ {name}: {safe_line(step.result, MAX_RESULT)}", "green")
+            case Phase.PHASE_FAIL:
+                self._terminal.line(f"✗ {name}: {trouble or safe_line(step.result, MAX_RESULT)}", "red")
+                trouble = ""
+            case _:
+                self._terminal.line(f"▸ {kind} {name} {safe_line(step.args_json or '{}', MAX_ARGS)}", "cyan")
+        if trouble:
+            self._terminal.line(trouble, "yellow")
+
+    def _question(self, item: InterruptItem, run_id: str) -> None:
+        what = "approval" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "question"
+        subject = f" of {safe_line(item.tool_name)} {safe_line(item.args_json or '{}')}" if item.tool_name else ""
+        self._terminal.line(f"? {what}{subject}: {safe(item.prompt)}", "bold yellow")
+        self._terminal.line(f"  answer with: dualclaw resume {safe_line(run_id)} ACTION --id {safe_line(item.id)}")

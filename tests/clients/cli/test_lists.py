@@ -1,0 +1,139 @@
+"""runs, conversations and agents, wrong usage and settings, as processes."""
+
+import json
+
+import pytest
+
+from dualclaw import (
+    Agent,
+    ContentPart,
+    Conversation,
+    EffectClass,
+    Error,
+    InterceptorInfo,
+    Message,
+    Role,
+    Run,
+    RunState,
+    StopReason,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+
+
+@pytest.fixture
+def some_runs(fake_engine):
+    fake_engine.runs = {
+        f"r-{number}": Run(
+            id=f"r-{number}",
+            agent="assistant",
+            conversation_id="c-1" if number % 2 else "c-2",
+            state=RunState.RUN_STATE_FAILED if number == 3 else RunState.RUN_STATE_SUCCEEDED,
+            stop_reason=StopReason.STOP_REASON_UNSPECIFIED if number == 3 else StopReason.STOP_REASON_FINISHED,
+            error=Error(message="no\tmodel\x1b[2J") if number == 3 else None,
+        )
+        for number in range(1, 251)
+    }
+
+
+async def test_runs_are_lines_with_tabs_and_filters_are_passed_on(fake_engine, dualclaw, some_runs):
+    """A pipe gets a line a run; a tab or control character in a text cannot break the columns."""
+    ended = await dualclaw("runs", "--state", "failed", "running", "--conversation", "c-1")
+    assert ended.code == 0, ended.err
+    assert ended.out == "r-3\tfailed\tassistant\tc-1\t\tno model␛[2J\n"
+    request = fake_engine.calls_of("ListRuns")[0].request
+    assert list(request.states) == [RunState.RUN_STATE_FAILED, RunState.RUN_STATE_RUNNING]
+    assert request.conversation_id == "c-1"
+
+
+async def test_runs_follow_the_pages_up_to_the_limit_and_say_that_there_are_more(fake_engine, dualclaw, some_runs):
+    """The limit spans pages of the engine; with --json each line is one run."""
+    ended = await dualclaw("runs", "--limit", "150", "--json")
+    runs = [json.loads(line) for line in ended.out.splitlines()]
+    assert [run["id"] for run in runs] == [f"r-{number}" for number in range(1, 151)]
+    assert runs[2]["error"] == {"message": "no\tmodel\x1b[2J"}
+    assert [call.request.page_size for call in fake_engine.calls_of("ListRuns")] == [100, 50]
+    assert "more than 150" in ended.err
+
+
+async def test_a_conversation_is_shown_with_its_messages_in_order(fake_engine, dualclaw):
+    """Texts, calls and results are readable; an unknown conversation is a refusal."""
+    fake_engine.conversations["c-1"] = Conversation(id="c-1", title="Weather")
+    call = ToolCall(id="k", name="weather", args_json='{"city": "上海"}')
+    result = ToolResult(call_id="k", parts=[ContentPart(text="22°")])
+    fake_engine.messages["c-1"] = [
+        Message(role=Role.ROLE_USER, parts=[ContentPart(text="How warm?")]),
+        Message(role=Role.ROLE_ASSISTANT, author="assistant", parts=[ContentPart(tool_call=call)]),
+        Message(role=Role.ROLE_TOOL, parts=[ContentPart(tool_result=result)]),
+        *[Message(role=Role.ROLE_ASSISTANT, parts=[ContentPart(text=f"part {n}")]) for n in range(100)],
+    ]
+    ended = await dualclaw("conversations", "show", "c-1")
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    assert lines[:6] == ["user:", "How warm?", "assistant (assistant):", '▸ weather {"city": "上海"}', "tool:", "✓ 22°"]
+    assert lines[-1] == "part 99"
+    ended = await dualclaw("conversations")
+    assert ended.out == "c-1\t\t\tWeather\n"
+    ended = await dualclaw("conversations", "show", "c-9")
+    assert (ended.code, ended.out) == (3, "")
+    assert "UNKNOWN_CONVERSATION" in ended.err
+
+
+async def test_agents_are_listed_and_one_is_shown_with_tools_and_interceptors(fake_engine, dualclaw):
+    """Effect, approval and switch of each part can be seen, on a terminal as a table."""
+    fake_engine.agents["assistant"] = Agent(
+        name="assistant",
+        description="helps",
+        models=["m1", "m2"],
+        tools=[Tool(name="rm", description="removes", effect=EffectClass.EFFECT_CLASS_ONCE, needs_approval=True)],
+        interceptors=[InterceptorInfo(name="hitl", order=10, enabled=True)],
+    )
+    ended = await dualclaw("agents")
+    assert ended.out == "assistant\t1\tm1, m2\thelps\n"
+    ended = await dualclaw.on_terminal("agents", "assistant")
+    assert ended.code == 0
+    for expected in ("assistant: helps", "models: m1, m2", "once", "asks", "removes", "hitl", "on"):
+        assert expected in ended.out
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ((), "COMMAND"),
+        (("ask",), "QUESTION"),
+        (("ask", "  "), "the question is empty"),
+        (("ask", "--max-steps", "0", "hi"), "no number from 1 on"),
+        (("--engine", "nonsense", "runs"), "must be HOST:PORT"),
+    ],
+)
+async def test_wrong_usage_exits_2_and_says_what_is_right(fake_engine, dualclaw, args, problem):
+    """The engine is not asked at all."""
+    ended = await dualclaw(*args)
+    assert (ended.code, ended.out) == (2, "")
+    assert problem in ended.err
+    assert "Traceback" not in ended.err
+    assert fake_engine.calls == []
+
+
+async def test_wrong_settings_exit_2_all_at_once_and_a_mistyped_name_is_a_warning(fake_engine, dualclaw):
+    """Every wrong variable has its line; the key is used and never shown."""
+    dualclaw.env |= {"DUALCLAW_API_KEY": "geheim", "DUALCLAW_ENGIN": "x", "DUALCLAW_STORE": "memory:"}
+    ended = await dualclaw("agents")
+    assert ended.code == 0
+    assert ended.err == "dualclaw: warning: DUALCLAW_ENGIN is no setting of dualclaw; did you mean DUALCLAW_ENGINE?\n"
+    assert fake_engine.calls[0].metadata["authorization"] == "Bearer geheim"
+    dualclaw.env |= {"DUALCLAW_ENGINE": "x", "DUALCLAW_ENGINE_TLS": "perhaps"}
+    ended = await dualclaw("agents")
+    assert ended.code == 2
+    assert "DUALCLAW_ENGINE: must be HOST:PORT" in ended.err
+    assert "DUALCLAW_ENGINE_TLS: " in ended.err
+    assert "geheim" not in ended.err
+
+
+async def test_help_lists_the_exit_codes(dualclaw):
+    """Scripts can be written from --help alone."""
+    ended = await dualclaw("--help")
+    assert ended.code == 0
+    for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130 "):
+        assert f"\n  {code}" in ended.out
