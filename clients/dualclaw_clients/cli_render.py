@@ -75,10 +75,10 @@ class Terminal:
         self._open: dict[str, bool] = {"out": False, "err": False}
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer."""
+        """Write a piece of the answer: on a screen made safe, into a pipe or file exactly as it is."""
         if text:
             self._leave("err")
-            self._out.write(text)
+            self._out.write(safe(text) if self._out.isatty() else text)
             self._out.flush()
             self._open["out"] = not text.endswith("\n")
 
@@ -220,7 +220,7 @@ class EventPrinter:
 
     def _say(self, text: str) -> None:
         self._shown += text
-        self._terminal.answer(safe(text))
+        self._terminal.answer(text)
 
     def _become(self, text: str) -> None:
         """Make the text of the segment read as given, by going on where it fits and by starting anew elsewhere."""

@@ -72,6 +72,13 @@ async def test_ask_json_writes_one_wire_event_a_line(fake_engine, dualclaw):
     assert fake_engine.calls_of("Run")[0].request.message.parts[0].text == "第一行\nsecond"
 
 
+async def test_an_answer_reaches_a_pipe_exactly(fake_engine, dualclaw):
+    """What a program or file receives is the answer's own text; only a screen needs to be protected from it."""
+    fake_engine.on("Run", [make_delta("a\u2028b\x1b[1m‏ע\n"), done("a\u2028b\x1b[1m‏ע\n")])
+    ended = await dualclaw("ask", "hi")
+    assert ended.out == "a\u2028b\x1b[1m‏ע\n"
+
+
 async def test_a_rewind_restarts_the_answer_in_a_pipe(fake_engine, dualclaw):
     """What was written stays, a line says that it no longer holds, and the right text follows whole."""
     fake_engine.on("Run", [make_delta("The cat"), make_rewind("The "), make_delta("dog"), done("The dog")])

@@ -1,0 +1,116 @@
+"""Who may talk to the gateway at all: hosts, origins, the caller's token.
+
+A gateway on loopback is reachable by every page its user's browser has open. Two rules close that door:
+its Host must be a loopback name (a foreign name that resolves to 127.0.0.1 is DNS rebinding), and a request
+that changes something must not come from a foreign origin. Beyond loopback a deployment decides its host
+names itself (``hosts``); the origin rule holds everywhere, because an engine without keys trusts any caller.
+
+The gateway has no key of its own for callers: their bearer token goes to the engine unchanged, and a caller
+without one is what the engine says it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dualclaw.errors import EngineError
+from dualclaw_clients.web.replies import EXTRA_HEADERS, HttpRefusal, send_empty, send_error
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_BASE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+_PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, last-event-id"),
+    (b"access-control-max-age", b"600"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """What is let in.
+
+    Args:
+        hosts: host names served, without port; empty: any. ``loopback_policy`` has those of loopback.
+        origins: foreign origins that may call from a browser, such as "https://chat.example"; "*" is not one.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+
+def policy_for(listen_host: str, origins: Iterable[str] = ()) -> AccessPolicy:
+    """Return the policy of a gateway that listens on this address: on loopback only loopback names are served."""
+    bare = listen_host.strip("[]")
+    loopback = bare in {"localhost", "::1"} or bare.startswith("127.")
+    names = LOOPBACK_NAMES | {listen_host.lower()} if loopback else frozenset[str]()
+    return AccessPolicy(hosts=names, origins=frozenset(origin.rstrip("/").lower() for origin in origins))
+
+
+class Access:
+    """ASGI layer that refuses foreign hosts and origins and answers CORS preflights.
+
+    It adds no layer to ``send``: headers for the response are left in the scope, where the one place that
+    starts responses picks them up, so frames of a stream pass through nothing here.
+    """
+
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request and hand it on."""
+        if scope["type"] != "http":
+            return
+        policy = self._policy
+        headers = dict(scope["headers"])
+        extra = list(_BASE_HEADERS)
+        scope[EXTRA_HEADERS] = extra
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if policy.hosts and _without_port(host) not in policy.hosts:
+            message = f"host {host!r} is not served here; use one of {', '.join(sorted(policy.hosts))}"
+            await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message))
+            return
+        if policy.origins:
+            extra.append((b"vary", b"origin"))
+        raw_origin = headers.get(b"origin")
+        if raw_origin is not None:
+            origin = raw_origin.decode("latin-1").lower()
+            allowed = origin in policy.origins
+            if allowed:
+                extra.append((b"access-control-allow-origin", raw_origin))
+                extra.append((b"access-control-expose-headers", b"x-run-id, retry-after"))
+            if scope["method"] == "OPTIONS" and allowed:
+                await send_empty(scope, send, 204, _PREFLIGHT)
+                return
+            own = urlsplit(origin).netloc == host or headers.get(b"sec-fetch-site") == b"same-origin"
+            if scope["method"] not in READING and not allowed and not own:
+                message = f"origin {origin!r} may not change anything here; the gateway's CORS list has no such entry"
+                await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message))
+                return
+        await self._app(scope, receive, send)
+
+
+def bearer_token(scope: Scope) -> str:
+    """Return the caller's bearer token, "" when there is none.
+
+    Raises:
+        EngineError: UNAUTHENTICATED for another scheme or a token that cannot be one.
+    """
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            text: str = value.decode("latin-1")
+            scheme, _, token = text.partition(" ")
+            token = token.strip()
+            if scheme.lower() != "bearer" or not token or not (token.isascii() and token.isprintable()):
+                raise EngineError("UNAUTHENTICATED", "the Authorization header must be 'Bearer <token>'")
+            return token
+    return ""
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]

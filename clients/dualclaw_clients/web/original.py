@@ -1,0 +1,76 @@
+"""The original route, byte for byte what today's front-ends read: ``POST /messages/stream``.
+
+Nothing but frames goes out: no id or event line, no comment, no heartbeat. Whatever goes wrong is one ``error``
+frame under status 200, because these front-ends look nowhere else. Only what never was a request to this route
+(a foreign host or origin, a body above the limit) is refused by its HTTP status.
+"""
+
+from contextlib import aclosing
+
+from starlette.types import Receive, Scope, Send
+
+from dualclaw import EngineEvent, RunRequest
+from dualclaw.errors import EngineError, diagnosis_code
+from dualclaw.events import make_diagnosis, make_error
+from dualclaw_clients.adapters import SseAdapter
+from dualclaw_clients.engine_client import EngineClient
+from dualclaw_clients.web.access import bearer_token
+from dualclaw_clients.web.bodies import original_request, parse_query, read_body
+from dualclaw_clients.web.native import CLAW
+from dualclaw_clients.web.streams import Sink, Streams
+
+RETRYABLE = frozenset({"STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "CONVERSATION_BUSY", "SLOW_CLIENT"})
+"""Reasons after which the same question may work if it is asked again."""
+
+
+class OriginalRoute:
+    """The endpoint of the original route."""
+
+    def __init__(self, engine: EngineClient, streams: Streams, body_limit: int) -> None:
+        self._engine = engine
+        self._streams = streams
+        self._body_limit = body_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /messages/stream: start a run from ``{"content", ...}`` and stream its original frames."""
+        body = await read_body(scope, receive, self._body_limit)
+        adapter = SseAdapter()
+
+        async def work(sink: Sink) -> None:
+            await sink.open()
+            try:
+                token = bearer_token(scope)
+                parse_query(scope, {})
+                request = original_request(body)
+                request.claw = CLAW
+                await self._relay(request, token, adapter, sink)
+            except EngineError as error:
+                await sink.write(adapter.encode([failure_event(error)]))
+
+        sink = Sink(scope, send)
+        ending = await self._streams.serve(receive, sink, work, heartbeat=False)
+        if ending == "complete":
+            await sink.end()
+        elif ending == "shutdown":
+            gone = EngineError("STORE_UNAVAILABLE", "the gateway is shutting down; the run goes on")
+            if not sink.opened:
+                await sink.open()
+            await sink.end(adapter.encode([failure_event(gone)]))
+
+    async def _relay(self, request: RunRequest, token: str, adapter: SseAdapter, sink: Sink) -> None:
+        stream = self._engine.run(request, token=token)
+        async with stream, aclosing(stream.batches()) as batches:
+            async for events in batches:
+                if data := adapter.encode(events):
+                    await sink.write(data)
+
+
+def failure_event(error: EngineError) -> EngineEvent:
+    """Return the ``error`` event that tells a failure outside the run; its diagnosis code is the reason's."""
+    diagnosis = make_diagnosis(
+        code=diagnosis_code(error.reason),
+        severity="error",
+        summary=error.message,
+        retryable=error.retry_after is not None or error.reason in RETRYABLE,
+    )
+    return make_error(error.message, diagnosis=diagnosis, claw=CLAW)

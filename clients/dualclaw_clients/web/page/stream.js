@@ -1,0 +1,170 @@
+// Starts and follows runs over lost connections: every event reaches the page once and in order.
+//
+// Rules
+// - A start carries a request_id, so a start whose answer was lost is sent again and gives the same run.
+// - The id of the last event is kept over all attempts; each attempt asks for what comes after it, and an event
+//   with an id that was seen is dropped. So nothing is doubled and nothing is missing.
+// - A response that ends without a terminal event, or stays silent beyond the server's heartbeats, was lost.
+// - A parked run (an interrupt, then done) is followed further: somebody may answer in another channel.
+
+const SILENCE_MS = 45000;   // three heartbeats
+const FIRST_DELAY_MS = 300;
+const LONGEST_DELAY_MS = 5000;
+const START_ATTEMPTS = 6;
+const TRANSIENT = new Set([429, 502, 503, 504]);
+
+let key = sessionStorage.getItem("dualclaw-key") || "";
+
+export function setKey(value) {
+  key = value;
+  sessionStorage.setItem("dualclaw-key", value);
+}
+
+export class Refusal extends Error {
+  constructor(status, error) {
+    super(error.message || `The gateway answered with status ${status}.`);
+    this.status = status;
+    this.reason = error.reason || "";
+    this.metadata = error.metadata || {};
+  }
+}
+
+function headers(extra) {
+  return key ? { ...extra, Authorization: `Bearer ${key}` } : extra;
+}
+
+async function refusalOf(response) {
+  const body = await response.json().catch(() => ({}));
+  return new Refusal(response.status, body.error || {});
+}
+
+export async function call(method, path, body) {
+  const response = await fetch(path, {
+    method,
+    headers: headers(body === undefined ? {} : { "Content-Type": "application/json" }),
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  if (!response.ok) throw await refusalOf(response);
+  return response.json();
+}
+
+export class RunStream {
+  // Give `request` (a RunRequest) to start a run, or `runId` to follow one from `lastId` on.
+  constructor({ request = null, runId = "", lastId = 0, onEvent, onLink }) {
+    this.request = request;
+    this.runId = runId;
+    this.lastId = lastId;
+    this.onEvent = onEvent;
+    this.onLink = onLink;      // called with true while events can come, false while they cannot
+    this.parked = false;
+    this.ended = false;
+    this.aborter = new AbortController();
+  }
+
+  close() {
+    this.aborter.abort();
+  }
+
+  // Resolves when the run is over or the stream was closed; rejects with a Refusal that retrying cannot help.
+  async read() {
+    const { signal } = this.aborter;
+    let attempt = 0;
+    while (!signal.aborted) {
+      const before = this.lastId;
+      try {
+        const response = await this.connect(signal);
+        if (response.status === 204) return;
+        this.onLink(true);
+        await this.consume(response, signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error instanceof Refusal && !(this.runId && TRANSIENT.has(error.status))) throw error;
+        if (!this.runId && attempt >= START_ATTEMPTS) {
+          throw new Refusal(0, { reason: "STORE_UNAVAILABLE", message: "The gateway cannot be reached." });
+        }
+      }
+      if (this.ended || signal.aborted) return;
+      const progress = this.lastId > before;
+      if (progress) attempt = 0;
+      if (progress && this.parked) continue;   // a segment ended as it should; wait for the next one
+      this.onLink(false);
+      await pause(Math.min(LONGEST_DELAY_MS, FIRST_DELAY_MS * 2 ** attempt) * (0.7 + Math.random() * 0.6), signal);
+      attempt += 1;
+    }
+  }
+
+  async connect(signal) {
+    const response = this.runId
+      ? await fetch(`/v1/runs/${encodeURIComponent(this.runId)}/events`, {
+        headers: headers(this.lastId ? { "Last-Event-ID": String(this.lastId) } : {}),
+        cache: "no-store",
+        signal,
+      })
+      : await fetch("/v1/runs", {
+        method: "POST",
+        headers: headers({ "Content-Type": "application/json" }),
+        body: JSON.stringify(this.request),
+        signal,
+      });
+    if (!response.ok) throw await refusalOf(response);
+    this.runId = response.headers.get("X-Run-Id") || this.runId;
+    return response;
+  }
+
+  async consume(response, signal) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let silent;
+    const wake = () => {
+      clearTimeout(silent);
+      silent = setTimeout(() => reader.cancel().catch(() => {}), SILENCE_MS);
+    };
+    wake();
+    let rest = "";
+    try {
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done || signal.aborted) return;
+        wake();
+        const frames = (rest + value).split("\n\n");
+        rest = frames.pop();
+        for (const frame of frames) {
+          this.take(frame);
+          if (this.ended) return;
+        }
+      }
+    } finally {
+      clearTimeout(silent);
+      reader.cancel().catch(() => {});
+    }
+  }
+
+  take(frame) {
+    let id = 0;
+    const data = [];
+    for (const line of frame.split("\n")) {
+      if (line.startsWith("id:")) id = parseInt(line.slice(3), 10) || 0;
+      else if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+    }
+    if (!data.length || (id && id <= this.lastId)) return;
+    const event = JSON.parse(data.join("\n"));
+    if (id) this.lastId = id;
+    if (event.type === "error" || (event.type === "done" && !this.parked)) this.ended = true;
+    if (event.type === "interrupt") this.parked = true;
+    else if (event.type !== "done") this.parked = false;
+    this.onEvent(event);
+  }
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const finish = () => {
+      clearTimeout(timer);
+      window.removeEventListener("online", finish);
+      signal.removeEventListener("abort", finish);
+      resolve();
+    };
+    const timer = setTimeout(finish, milliseconds);
+    window.addEventListener("online", finish);
+    signal.addEventListener("abort", finish);
+  });
+}

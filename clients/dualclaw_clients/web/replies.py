@@ -1,0 +1,126 @@
+"""Answers that are not streams: JSON, errors and the one table from a failure to its HTTP status.
+
+Every error body is ``{"error": {"reason", "message", "metadata", "fields"?}}``: ``reason`` is a name of
+ErrorReason, ``fields`` is there when a request was malformed and maps each wrong field to what is wrong.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import orjson
+from google.protobuf import json_format
+from google.protobuf.message import Message as ProtoMessage
+from starlette.types import Scope, Send
+
+from dualclaw.errors import EngineError, FieldError, Reason
+from dualclaw.status import code_of
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+EXTRA_HEADERS = "dualclaw.headers"
+"""Key of the ASGI scope under which the access layer leaves headers that every response carries."""
+
+HTTP_STATUS: Mapping[str, int] = MappingProxyType(
+    {
+        "CANCELLED": 499,
+        "INVALID_ARGUMENT": 400,
+        "DEADLINE_EXCEEDED": 504,
+        "NOT_FOUND": 404,
+        "ALREADY_EXISTS": 409,
+        "PERMISSION_DENIED": 403,
+        "RESOURCE_EXHAUSTED": 429,
+        "FAILED_PRECONDITION": 409,
+        "ABORTED": 409,
+        "OUT_OF_RANGE": 416,
+        "UNIMPLEMENTED": 501,
+        "UNAVAILABLE": 503,
+        "UNAUTHENTICATED": 401,
+    }
+)
+"""gRPC code name -> HTTP status; a code that is not here is 500."""
+
+GONE: frozenset[Reason] = frozenset({"LOG_COMPACTED"})
+"""Reasons that are 410 whatever their code: what was asked for existed and will not come back."""
+
+DEFAULT_RETRY_AFTER = 1.0
+"""Seconds told with 429 when the engine names none."""
+
+
+class HttpRefusal(EngineError):
+    """A request refused for something only HTTP knows (a method, a size, an origin), with its status."""
+
+    def __init__(self, status: int, reason: Reason, message: str, headers: Headers = ()) -> None:
+        super().__init__(reason, message)
+        self.status = status
+        self.headers = tuple(headers)
+
+
+def http_status(error: EngineError) -> int:
+    """Return the HTTP status of a failure."""
+    if isinstance(error, HttpRefusal):
+        return error.status
+    if error.reason in GONE:
+        return 410
+    # The code a status came with says more than the reason it was mapped to when the peer is no engine of ours.
+    return HTTP_STATUS.get(error.metadata.get("grpc_code") or code_of(error.reason).name, 500)
+
+
+async def send_body(
+    scope: Scope, send: Send, status: int, body: bytes, content_type: bytes, headers: Headers = ()
+) -> None:
+    """Send a whole response."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", b"%d" % len(body)),
+                *headers,
+                *scope.get(EXTRA_HEADERS, ()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+async def send_empty(scope: Scope, send: Send, status: int, headers: Headers = ()) -> None:
+    """Send a response without a body (204)."""
+    start = [*headers, *scope.get(EXTRA_HEADERS, ())]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_message(scope: Scope, send: Send, message: ProtoMessage) -> None:
+    """Send a message as protobuf JSON with the field names of the proto files.
+
+    Fields without presence are always there, so 0 and "" are seen as such; an optional field that is
+    absent means "unknown".
+    """
+    value = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    await send_body(scope, send, 200, orjson.dumps(value), b"application/json", ((b"cache-control", b"no-store"),))
+
+
+async def send_error(scope: Scope, send: Send, error: EngineError) -> None:
+    """Send a failure as JSON under its HTTP status."""
+    status = http_status(error)
+    content: dict[str, object] = {
+        "reason": error.reason,
+        "message": error.message,
+        "metadata": dict(error.metadata),
+    }
+    if isinstance(error, FieldError):
+        content["fields"] = dict(error.fields)
+    headers: list[tuple[bytes, bytes]] = [(b"cache-control", b"no-store")]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    wait = error.retry_after if error.retry_after is not None else DEFAULT_RETRY_AFTER if status == 429 else None
+    if wait is not None and status in {429, 503}:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait))))
+    if isinstance(error, HttpRefusal):
+        headers.extend(error.headers)
+    body = orjson.dumps({"error": content})
+    await send_body(scope, send, status, body, b"application/json", headers)

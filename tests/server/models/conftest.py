@@ -1,0 +1,237 @@
+"""A vendor to talk to: a loopback HTTP server whose every byte the test decides."""
+
+import asyncio
+import json
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import pytest
+
+from dualclaw import ContentPart, Message, Role
+from dualclaw_server.engine.model import (
+    ChatModel,
+    ModelError,
+    ModelRequest,
+    ModelResponse,
+    ReasoningDelta,
+    TextDelta,
+)
+from dualclaw_server.models.openai import OpenAIChatModel
+
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as it arrived."""
+
+    line: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, object]:
+        value = json.loads(self.body)
+        assert isinstance(value, dict)
+        return value
+
+
+@dataclass(slots=True)
+class Connection:
+    """The vendor's end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, *pieces: bytes) -> None:
+        """Send each piece in a write of its own."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    async def closed_by_peer(self, within: float = 2.0) -> bool:
+        """Wait until the other side closes."""
+        try:
+            async with asyncio.timeout(within):
+                return await self.reader.read(1) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+
+Script = Callable[[Connection, Asked], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Vendor:
+    """A running server: its address, and what was asked so far."""
+
+    url: str
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+    open: int = 0
+
+
+async def read_request(reader: asyncio.StreamReader) -> Asked | None:
+    """Read one request, or None at the end of the connection."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    line, *rest = head.strip().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (entry.partition(":") for entry in rest)}
+    return Asked(line, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+@asynccontextmanager
+async def vendor_of(
+    script: Script, *, keep_alive: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Vendor]:
+    """Serve the script to every request (one per connection, unless kept alive) until the block ends."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        vendor.connections += 1
+        vendor.open += 1
+        try:
+            while (asked := await read_request(reader)) is not None:
+                vendor.asked.append(asked)
+                await script(Connection(reader, writer), asked)
+                if not keep_alive:
+                    break
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            vendor.open -= 1
+            tasks.discard(task)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    vendor = Vendor(f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    try:
+        yield vendor
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2)
+        await server.wait_closed()
+
+
+@pytest.fixture
+def vendor() -> Callable[[Script], AbstractAsyncContextManager[Vendor]]:
+    """Return the maker of vendors."""
+    return vendor_of
+
+
+def says(*pieces: bytes) -> Script:
+    """Return a script that answers with exactly these bytes and closes."""
+
+    async def script(connection: Connection, asked: Asked) -> None:
+        await connection.send(*pieces)
+
+    return script
+
+
+def streams(*events: object, done: bool = True) -> Script:
+    """Return a script that streams each value as one event (a str as it is, else as JSON), then [DONE]."""
+    return says(SSE_HEAD + event_bytes(*events, done=done))
+
+
+def event_bytes(*events: object, done: bool = True) -> bytes:
+    """Return the bytes of a stream of these events."""
+    texts = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    return b"".join(b"data: " + text.encode() + b"\n\n" for text in [*texts, *(["[DONE]"] if done else [])])
+
+
+def answers(status: int, body: bytes, content_type: str = "application/json", **headers: str) -> Script:
+    """Return a script that gives one whole HTTP answer."""
+    extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: {content_type}\r\n{extra}"
+    return says(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+
+def chunk(content: object = None, finish: str | None = None, **delta: object) -> dict[str, object]:
+    """Return a chunk with one choice."""
+    if content is not None:
+        delta["content"] = content
+    return {"id": "c-1", "model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def call_chunk(*calls: dict[str, object]) -> dict[str, object]:
+    """Return a chunk with fragments of tool calls."""
+    return chunk(tool_calls=list(calls))
+
+
+def asking(text: str = "hi") -> ModelRequest:
+    """Return a request with one user message."""
+    return ModelRequest([Message(id="u1", role=Role.ROLE_USER, parts=[ContentPart(text=text)])])
+
+
+_TLS = ssl.create_default_context()  # reading the CAs once instead of once per model saves a minute of tests
+
+
+@asynccontextmanager
+async def model_at(vendor: Vendor, key: str = "", **arguments: object) -> AsyncIterator[OpenAIChatModel]:
+    """Return a model that talks to the vendor, closed at the end of the block."""
+    model = OpenAIChatModel("m", vendor.url, key, tls=_TLS, **arguments)  # type: ignore[arg-type]
+    try:
+        yield model
+    finally:
+        await model.aclose()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a stream gave: folded deltas, the response, the error, and the deltas one by one."""
+
+    text: str = ""
+    reasoning: str = ""
+    response: ModelResponse | None = None
+    error: ModelError | None = None
+    deltas: list[TextDelta | ReasoningDelta] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[tuple[str, str, str]]:
+        """(id, name, args_json) of the calls."""
+        assert self.response is not None, self.error
+        found = [part.tool_call for part in self.response.message.parts if part.WhichOneof("part") == "tool_call"]
+        return [(call.id, call.name, call.args_json) for call in found]
+
+
+async def play(model: ChatModel, request: ModelRequest | None = None, within: float = 20) -> Outcome:
+    """Run one stream to its end, whatever that is."""
+    outcome = Outcome()
+    async with asyncio.timeout(within), aclosing(model.stream(request or asking())) as stream:
+        try:
+            async for item in stream:
+                match item:
+                    case TextDelta():
+                        outcome.text += item.text
+                        outcome.deltas.append(item)
+                    case ReasoningDelta():
+                        outcome.reasoning += item.text
+                        outcome.deltas.append(item)
+                    case ModelResponse():
+                        assert outcome.response is None
+                        outcome.response = item
+        except ModelError as error:
+            outcome.error = error
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def kit() -> ModuleType:
+    """Return this module: its functions and classes are what the tests are written with."""
+    return sys.modules[__name__]

@@ -1,0 +1,87 @@
+"""The deadline: exact enough, cheap to move, and no obstacle to a real cancellation."""
+
+import asyncio
+
+import pytest
+
+from dualclaw_server.models.deadline import Deadline
+
+
+async def value_after(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "value"
+
+
+async def test_what_comes_in_time_is_given_and_what_does_not_times_out() -> None:
+    """One deadline serves many waits, longer and shorter, and a timeout leaves no cancellation behind."""
+    deadline = Deadline()
+    for _ in range(3):
+        assert await deadline.wait(value_after(0.01), deadline.now() + 2) == "value"
+        start = deadline.now()
+        with pytest.raises(TimeoutError):
+            await deadline.wait(value_after(5), deadline.now() + 0.05)
+        assert 0.04 < deadline.now() - start < 1
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    deadline.close()
+
+
+async def test_time_between_waits_does_not_count() -> None:
+    """While nobody waits the timer may fire; the next wait is not hurt by it."""
+    deadline = Deadline()
+    await deadline.wait(value_after(0), deadline.now() + 0.03)
+    await asyncio.sleep(0.06)
+    assert await deadline.wait(value_after(0.05), deadline.now() + 1) == "value"
+    deadline.close()
+
+
+async def test_a_deadline_that_moved_on_is_kept() -> None:
+    """A timer armed for an earlier wait does not cut a later one short, and still ends it in time."""
+    deadline = Deadline()
+    await deadline.wait(value_after(0), deadline.now() + 0.05)
+    start = deadline.now()
+    with pytest.raises(TimeoutError):
+        await deadline.wait(value_after(5), start + 0.2)
+    assert 0.19 < deadline.now() - start < 1
+    deadline.close()
+
+
+async def test_a_real_cancellation_stays_one() -> None:
+    """A task that is cancelled while it waits ends cancelled, not timed out, also under an outer timeout."""
+    deadline = Deadline()
+    task = asyncio.create_task(deadline.wait(value_after(5), deadline.now() + 5))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02) as outer:
+            await deadline.wait(value_after(5), deadline.now() + 5)
+    assert outer.expired()
+    deadline.close()
+
+
+async def test_a_cancellation_at_the_very_moment_of_the_timeout_is_not_lost() -> None:
+    """When both happen in one turn of the loop the task ends cancelled."""
+    deadline = Deadline()
+    loop = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        await deadline.wait(value_after(5), deadline.now() + 0.05)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    # Both timers are due by then, so the loop runs them in the same turn.
+    loop.call_later(0.05, task.cancel)
+    loop.call_later(0.01, block, 0.06)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    deadline.close()
+
+
+def block(seconds: float) -> None:
+    """Keep the loop busy, so that timers pile up."""
+    import time
+
+    time.sleep(seconds)
