@@ -114,6 +114,10 @@ async def _dispatch(args: argparse.Namespace, question: str, client: EngineClien
             case "resume":
                 stream = client.resume(await _decisions(args, client))
                 return await _show_stream(stream, terminal, args.json, cancel_by=client)
+            case "health":
+                healthy = await client.check()
+                terminal.print(f"{client.target}: {'serving' if healthy else 'not serving'}")
+                return OK if healthy else UNREACHABLE
             case "cancel":
                 run = await client.cancel(args.run, args.reason)
                 terminal.print(f"run {safe_line(run.id)}: {short_name(RunState.Name, run.state, 'RUN_STATE_')}")
@@ -303,6 +307,8 @@ def _parser() -> argparse.ArgumentParser:
     cancel = command("cancel", "Ask a run to end.")
     cancel.add_argument("run", type=_clean, metavar="RUN")
     cancel.add_argument("--reason", type=_clean, default="", help="why, for the record")
+
+    command("health", "Say whether the engine takes calls; exit code 0 if so, else 4.")
 
     runs = command("runs", "List runs, newest first.", lines)
     runs.add_argument("--state", nargs="+", action="extend", choices=_STATES, default=[], help="only these")

@@ -11,7 +11,7 @@ import httpx
 
 from dualclaw_clients.engine_client import EngineClient
 
-from .conftest import ROOT, run_command
+from .conftest import ROOT, Launcher, run_command
 
 
 async def test_the_demo_shows_a_tool_and_an_answer(tmp_path: Path) -> None:
@@ -55,3 +55,14 @@ async def test_serving_ends_in_order_with_ctrl_c(tmp_path: Path) -> None:
     assert child.returncode == 0
     assert "Traceback" not in err.decode()
     assert (tmp_path / "var/dualclaw.db").exists()
+
+
+async def test_health_tells_a_serving_engine_from_none(launch: Launcher) -> None:
+    """What a container asks: exit code 0 while the engine serves, 4 when nobody answers."""
+    engine = launch("dualclaw_server", DUALCLAW_LISTEN="127.0.0.1:0", DUALCLAW_STORE="memory:")
+    health = [sys.executable, "-m", "dualclaw_clients.cli", "--engine", engine.address, "health"]
+    code, out, _ = await run_command(*health)
+    assert (code, out) == (0, f"{engine.address}: serving\n")
+    engine.stop()
+    code, out, _ = await run_command(*health)
+    assert (code, out) == (4, f"{engine.address}: not serving\n")
