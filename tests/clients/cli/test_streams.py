@@ -74,9 +74,9 @@ async def test_ask_json_writes_one_wire_event_a_line(fake_engine, dualclaw):
 
 async def test_an_answer_reaches_a_pipe_exactly(fake_engine, dualclaw):
     """What a program or file receives is the answer's own text; only a screen needs to be protected from it."""
-    fake_engine.on("Run", [make_delta("a\u2028b\x1b[1m‏ע\n"), done("a\u2028b\x1b[1m‏ע\n")])
+    fake_engine.on("Run", [make_delta("a\u2028b\x1b[1m\u200f\u05e2\n"), done("a\u2028b\x1b[1m\u200f\u05e2\n")])
     ended = await dualclaw("ask", "hi")
-    assert ended.out == "a\u2028b\x1b[1m‏ע\n"
+    assert ended.out == "a\u2028b\x1b[1m\u200f\u05e2\n"
 
 
 async def test_a_rewind_restarts_the_answer_in_a_pipe(fake_engine, dualclaw):

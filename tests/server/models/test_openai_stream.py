@@ -265,7 +265,9 @@ async def test_connections_are_used_again_after_a_whole_answer(kit, vendor) -> N
     async def script(connection, asked) -> None:
         body = kit.event_bytes(kit.chunk("hi"), kit.chunk(finish="stop"))
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        await connection.send(head, b"%x\r\n%b\r\n" % (len(body), body), b"0\r\n\r\n")
+        await connection.send(head, b"%x\r\n%b\r\n" % (len(body), body))
+        await asyncio.sleep(0.002)
+        await connection.send(b"0\r\n\r\n")
 
     async with kit.vendor_of(script, keep_alive=True) as served, kit.model_at(served) as model:
         for _ in range(3):

@@ -124,6 +124,16 @@ async def test_call_ids_follow_from_the_conversation(kit) -> None:
             messages.append(user("go"))
 
 
+async def test_a_call_id_that_is_taken_is_made_another(kit) -> None:
+    """Where the made id is in the conversation already, which a rewritten history can bring about, it changes."""
+    model = script({"say": [{"call": "f"}]})
+    before = Message(role=Role.ROLE_ASSISTANT)
+    ((made, _, _),) = (await kit.play(model, ModelRequest([before, user("go")]))).calls
+    before.parts.add().tool_call.id = made
+    ((other, _, _),) = (await kit.play(model, ModelRequest([before, user("go")]))).calls
+    assert other == f"{made}_2"
+
+
 async def test_placeholders_are_explicit_and_not_looked_at_again(kit) -> None:
     """Only the documented forms are replaced; what a user writes is never expanded."""
     model = script(

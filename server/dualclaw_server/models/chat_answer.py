@@ -1,0 +1,358 @@
+"""Chat Completions answers, streamed or whole, folded into deltas and one ModelResponse.
+
+Rules and their reasons:
+
+- Parsing is typed and lenient: what is not looked at is skipped unparsed, whatever may be null may be null,
+  and fields that vendors fill with various types are looked at by hand. Text that the fast parser refuses
+  (half a surrogate pair, NaN) goes to the slow one before it counts as broken.
+- Reasoning comes as ``reasoning_content``, ``reasoning``, ``reasoning_details``, as typed parts of the
+  content, or inline as ``<think>``. Vendors send the first three side by side with the same text, so of one
+  delta only the first that is there counts. Signatures and sealed blocks are kept with their block.
+- A delta is handled before the finish reason in the same chunk; reading goes on after a finish reason, because
+  usage, or a second finish reason, may follow. The last usage counts.
+- Complete calls decide, not the finish reason: "tool_calls" exactly when the message has calls.
+- The end of the body without ``[DONE]`` is the end of the answer only after a finish reason.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dualclaw import ContentPart, Message, ReasoningPart, Role
+from dualclaw.events import clean_text
+from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
+from dualclaw_server.models.chat_wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
+from dualclaw_server.models.failures import Redactor, error_from_object, find_error
+from dualclaw_server.models.reasoning import ThinkSplitter
+from dualclaw_server.models.sse import ServerEvent
+from dualclaw_server.models.tool_calls import NamelessCallError, OpenCall, ToolCallAssembler
+
+logger = logging.getLogger(__name__)
+
+_FINISH: Mapping[str, FinishReason] = {
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+    "recitation": "content_filter",
+    "sensitive": "content_filter",
+    "refusal": "content_filter",
+}
+_FAILED_FINISH = frozenset({"error", "network_error", "abort", "insufficient_system_resource"})
+
+
+class UnreadableError(ModelError):
+    """What came is neither a piece of an answer nor an error."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A part of the message that is being written: text, reasoning, or the place of a call."""
+
+    kind: str
+    pieces: list[str] = field(default_factory=list)
+    signature: str = ""
+    redacted: bytes = b""
+    id: str = ""
+    call: OpenCall | None = None
+
+
+class ChatAnswer:
+    """Folds one answer. Feed it events (or one whole body); ``take`` the deltas; at the end ask for ``response``.
+
+    Args:
+        redact: takes secrets out of what goes into errors.
+        taken: call ids of the conversation so far.
+        request_id: the vendor's id from the headers; empty: the id in the answer.
+    """
+
+    def __init__(self, redact: Redactor, *, taken: Collection[str] = frozenset(), request_id: str = "") -> None:
+        self._redact = redact
+        self._calls = ToolCallAssembler(taken)
+        self._think = ThinkSplitter()
+        self._blocks: list[_Block] = []
+        self._pending: list[ModelChunk] = []
+        self._half = ""
+        self._finish = ""
+        self._where = "the stream"
+        self._usage: Mapping[str, object] | None = None
+        self._model = ""
+        self._request_id = request_id
+        self._id = ""
+        self.done = False
+        """The stream's end mark was there."""
+        self.started = False
+        """Text, reasoning or a call was there."""
+        self.events = 0
+        """How many events were fed."""
+
+    @property
+    def finished(self) -> bool:
+        """A finish reason was there, so the answer is whole."""
+        return bool(self._finish)
+
+    def feed(self, event: ServerEvent) -> None:
+        """Take one event of a stream.
+
+        Raises:
+            ModelError: it holds an error, or nothing that belongs into such a stream.
+        """
+        data = event.data
+        self.events += 1
+        if data.strip() == "[DONE]":
+            self.done = True
+            return
+        try:
+            chunk = chunk_decoder.decode(data)
+        except (ValueError, RecursionError):
+            slow = self._decode_slowly(data, named=event.event == "error")
+            if slow is None:
+                return
+            chunk = slow
+        if chunk.error or chunk.choices is None or event.event == "error" or chunk.kind == "error":
+            self._raise_error(data, named=event.event == "error")
+        self._take(chunk)
+
+    def feed_body(self, text: str) -> None:
+        """Take a whole answer that was not streamed.
+
+        Raises:
+            ModelError: it holds an error, or is no answer.
+        """
+        self._where = "its answer"
+        if not text.lstrip().startswith("{"):
+            self._raise_error(text, named=False)
+            raise self._unreadable(text)
+        self.feed(ServerEvent(text))
+        if not self._finish and not self.started:
+            raise self._unreadable(text)
+        self._finish = self._finish or "stop"
+        self.done = True
+
+    def take(self) -> list[ModelChunk]:
+        """Return the deltas since the last time, neighbours of one kind merged."""
+        found, self._pending = self._pending, []
+        return found
+
+    def end(self) -> None:
+        """Give back what was held; ``take`` and ``response`` follow."""
+        if self._half:
+            self._half = ""
+            self._text("\ufffd")
+        reasoning, text = self._think.flush()
+        self._emit("reasoning", reasoning)
+        self._emit("text", text)
+
+    def response(self) -> ModelResponse:
+        """Return the whole answer.
+
+        Raises:
+            ModelError: MODEL_STREAM_BROKEN, the answer is not whole or empty; MODEL_BAD_RESPONSE, a call has no
+                name; whatever a finish reason like "error" stands for.
+        """
+        if self._finish in _FAILED_FINISH:
+            raise ModelError(
+                "MODEL_OVERLOADED" if self._finish == "insufficient_system_resource" else "MODEL_UNAVAILABLE",
+                f"The model's endpoint gave up in the middle of its answer (finish reason {self._finish}).",
+                retryable=True,
+            )
+        if not (self._finish or self.started):
+            raise ModelError("MODEL_STREAM_BROKEN", "The model's stream was empty.", retryable=True)
+        if not (self._finish or self.done):
+            raise ModelError(
+                "MODEL_STREAM_BROKEN", "The model's stream ended in the middle of its answer.", retryable=True
+            )
+        finish = _FINISH.get(self._finish, "stop")
+        try:
+            calls = self._calls.finish(truncated=finish == "length")
+        except NamelessCallError:
+            raise ModelError(
+                "MODEL_BAD_RESPONSE", "The model's answer has a tool call without a name.", retryable=True
+            ) from None
+        by_source = {call.source: call for call in calls} if calls else {}
+        parts: list[ContentPart] = []
+        for block in self._blocks:
+            if block.call is None:
+                parts.append(_part(block))
+            elif block.call in by_source:
+                parts.append(ContentPart(tool_call=by_source[block.call].call))
+        return ModelResponse(
+            message=Message(role=Role.ROLE_ASSISTANT, parts=parts),
+            finish_reason="tool_calls" if calls else finish,
+            usage=read_usage(self._usage),
+            bad_arguments={call.call.id: call.bad_arguments for call in calls if call.bad_arguments is not None},
+            model=self._model,
+            request_id=self._request_id or self._id,
+        )
+
+    def _take(self, chunk: WireChunk) -> None:
+        if not self._id and isinstance(chunk.id, str):
+            self._id = chunk.id
+        if not self._model and isinstance(chunk.model, str):
+            self._model = chunk.model
+        if isinstance(chunk.usage, dict):
+            self._usage = chunk.usage
+        for choice in chunk.choices or ():
+            if choice is None or choice.index not in (0, None, "0"):
+                continue
+            if choice.delta is not None:
+                self._delta(choice.delta)
+            elif choice.message is not None:
+                # In a whole message every call is whole, so its place says which it is.
+                for place, call in enumerate(choice.message.tool_calls or ()):
+                    if call is not None:
+                        call.index = place
+                self._delta(choice.message)
+            if choice.finish_reason and isinstance(choice.finish_reason, str):
+                self._finish = choice.finish_reason.lower()
+
+    def _delta(self, delta: WireDelta) -> None:
+        if delta.reasoning_content and isinstance(delta.reasoning_content, str):
+            self._reasoning(delta.reasoning_content)
+        elif delta.reasoning and isinstance(delta.reasoning, str):
+            self._reasoning(delta.reasoning)
+        if delta.reasoning_details and isinstance(delta.reasoning_details, list):
+            shown = isinstance(delta.reasoning_content or delta.reasoning, str)
+            self._details(delta.reasoning_details, with_text=not shown)
+        content = delta.content
+        if isinstance(content, str):
+            if content:
+                self._text(content)
+        elif isinstance(content, list):
+            for part in content:
+                self._typed_part(part)
+        if delta.refusal and isinstance(delta.refusal, str):
+            self._text(delta.refusal)
+        for call in delta.tool_calls or ():
+            if call is not None:
+                self._call(call.index, call.id, call.function)
+        if delta.function_call is not None:
+            self._call(None, None, delta.function_call)
+
+    def _call(self, index: object, call_id: object, function: WireFunction | None) -> None:
+        name = function.name if function is not None else None
+        arguments = function.arguments if function is not None else None
+        if isinstance(arguments, dict | list):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if isinstance(index, str) and index.isascii() and index.isdigit():
+            index = int(index)
+        opened = self._calls.feed(
+            index=index if isinstance(index, int) else None,
+            call_id=call_id if isinstance(call_id, str) else "" if call_id is None else str(call_id),
+            name=name if isinstance(name, str) else "",
+            arguments=arguments if isinstance(arguments, str) else "",
+        )
+        if opened is not None:
+            self.started = True
+            self._blocks.append(_Block("call", call=opened))
+
+    def _text(self, piece: str) -> None:
+        """Take text; halves of a surrogate pair that were sent apart meet again here."""
+        if self._half or not piece.isascii():
+            piece, self._half = self._half + piece, ""
+            if "\ud800" <= piece[-1] <= "\udbff":
+                piece, self._half = piece[:-1], piece[-1]
+            piece = clean_text(piece)
+        reasoning, text = self._think.feed(piece)
+        self._emit("reasoning", reasoning)
+        self._emit("text", text)
+
+    def _reasoning(self, piece: str) -> None:
+        self._emit("reasoning", clean_text(piece))
+
+    def _emit(self, kind: str, piece: str) -> None:
+        if not piece:
+            return
+        self.started = True
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or block.kind != kind or block.signature:
+            block = _Block(kind)
+            self._blocks.append(block)
+        block.pieces.append(piece)
+        self._pending.append(TextDelta(piece) if kind == "text" else ReasoningDelta(piece))
+
+    def _typed_part(self, part: object) -> None:
+        if isinstance(part, str):
+            self._text(part)
+            return
+        if not isinstance(part, dict):
+            return
+        kind = part.get("type")
+        if kind in ("thinking", "reasoning"):
+            inner = part.get("thinking") or part.get("reasoning") or part.get("text")
+            for piece in inner if isinstance(inner, list) else [inner]:
+                text = piece.get("text") if isinstance(piece, dict) else piece
+                if isinstance(text, str):
+                    self._reasoning(text)
+        elif isinstance(text := part.get("text"), str) and text:
+            self._text(text)
+
+    def _details(self, details: list[object], *, with_text: bool) -> None:
+        for detail in details:
+            if not isinstance(detail, dict):
+                continue
+            text = detail.get("text") or detail.get("summary")
+            if with_text and isinstance(text, str):
+                self._reasoning(text)
+            sealed = detail.get("data")
+            identity = detail.get("id") if isinstance(detail.get("id"), str) else ""
+            if detail.get("type") == "reasoning.encrypted" and isinstance(sealed, str) and sealed:
+                sealed_bytes = clean_text(sealed).encode()
+                self._blocks.append(_Block("sealed", redacted=sealed_bytes, id=clean_text(str(identity))))
+            signature = detail.get("signature")
+            if signature and isinstance(signature, str):
+                signed = next((block for block in reversed(self._blocks) if block.kind == "reasoning"), None)
+                if signed is None:
+                    signed = _Block("reasoning")
+                    self._blocks.append(signed)
+                signed.signature += clean_text(signature)
+
+    def _decode_slowly(self, data: str, *, named: bool) -> WireChunk | None:
+        """Return the chunk in data that the fast parser refused, or None if it is a keepalive."""
+        if data.startswith(":"):
+            logger.debug("skipped a keepalive that was sent as data")
+            return None
+        try:
+            return msgspec.convert(json.loads(data), WireChunk)
+        except (ValueError, RecursionError):
+            pass
+        self._raise_error(data, named=False)
+        # A gateway may have put its error object into an event that was still open.
+        for line in data.split("\n"):
+            self._raise_error(line, named=False)
+        self._raise_error(data, named=named)
+        raise self._unreadable(data)
+
+    def _raise_error(self, data: str, *, named: bool) -> None:
+        try:
+            value: object = json.loads(data)
+        except (ValueError, RecursionError):
+            if not named:
+                return
+            value = data
+        error = find_error(value, named=named)
+        if error is not None:
+            raise error_from_object(error, self._redact, where=self._where)
+
+    def _unreadable(self, data: str) -> "UnreadableError":
+        detail = self._redact.excerpt(data)
+        return UnreadableError(
+            "MODEL_BAD_RESPONSE",
+            f"The model's endpoint sent something that is no chat completion: {detail}",
+            retryable=True,
+            detail=detail,
+        )
+
+
+def _part(block: _Block) -> ContentPart:
+    text = "".join(block.pieces)
+    if block.kind == "text":
+        return ContentPart(text=text)
+    return ContentPart(
+        reasoning=ReasoningPart(text=text, signature=block.signature, redacted=block.redacted, id=block.id)
+    )

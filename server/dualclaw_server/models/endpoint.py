@@ -1,0 +1,315 @@
+"""An HTTP endpoint of a model vendor: one POST, its answer read as it arrives, every wait bounded.
+
+Rules and their reasons:
+
+- httpx is what people configure (``HTTP_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``); its aiohttp transport hands
+  over all that is buffered per read, at a third of the CPU. That transport reports a connection lost as a
+  connect timeout, so timeouts are told apart by their cause, not by the class of httpx.
+- Four waits, each bounded on its own (``ModelTimeouts``). Keepalives are no tokens: they do not stretch the
+  wait for the first one, and later keep a call open only so long.
+- Closing closes the connection at once, unless the answer was read to its end: then it is used again. After
+  the stream's own end mark a moment is left for the end of the HTTP message, which usually follows at once;
+  without it every call would pay for a new connection.
+- Nothing here puts a header, a query or the user part of an address into an error.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+from httpx_aiohttp import HttpxAiohttpClient
+
+from dualclaw_server.engine.model import ModelError
+from dualclaw_server.models.deadline import Deadline
+from dualclaw_server.models.failures import Redactor, error_from_status
+
+logger = logging.getLogger(__name__)
+
+_ERROR_BODY_BYTES = 64 * 1024
+_DRAIN_SECONDS = 0.02
+_KEEPALIVE_SECONDS = 4.0  # servers commonly drop idle connections after 5 s; a POST on a dead one cannot be repeated
+_REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "x-trace-id")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTimeouts:
+    """How long a model call may wait for what, in seconds."""
+
+    connect: float = 10.0
+    """Until the connection stands, name lookup and TLS included."""
+    first_token: float = 60.0
+    """From the start of the call until text, reasoning or a tool call; keepalives do not count."""
+    idle: float = 60.0
+    """Without a byte, once the first token is there."""
+    stalled: float = 300.0
+    """Without anything but keepalives, once the first token is there."""
+    after_finish: float = 5.0
+    """For the usage and the end mark, once the finish reason is there; then the answer counts as it is."""
+    whole: float = 600.0
+    """For the whole of an answer that is not streamed."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 seconds")
+
+
+class Endpoint:
+    """One URL of one vendor, with its key and its connections. Safe for any number of calls at once.
+
+    Args:
+        base_url: address up to where the API's paths begin; a query in it is kept.
+        path: what is appended, unless the base URL already ends with it.
+        api_key: sent as a bearer token; empty: none is sent.
+        timeouts: bounds of the waits.
+        headers: sent in addition; they may replace ``authorization``.
+        tls: settings of TLS, to be shared by endpoints; None: those of the environment.
+
+    Raises:
+        ValueError: the address or a header cannot be used; the text does not repeat it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        path: str,
+        api_key: str,
+        *,
+        timeouts: ModelTimeouts,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.timeouts = timeouts
+        self._url = _join(base_url, path)
+        sent = {
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "user-agent": "dualclaw",
+        }
+        if key := api_key.strip():
+            sent["authorization"] = f"Bearer {_header_value('the API key', key)}"
+        for name, value in (headers or {}).items():
+            sent[name.lower()] = _header_value(f"header {name}", value)
+        own = [*(headers or {}).values(), self._url.password, *_long_values(self._url)]
+        self.redact = Redactor([key, *own])
+        self._client = HttpxAiohttpClient(
+            headers=sent,
+            timeout=httpx.Timeout(None, connect=timeouts.connect, pool=timeouts.connect),
+            limits=httpx.Limits(max_connections=0, keepalive_expiry=_KEEPALIVE_SECONDS),
+            follow_redirects=False,
+            verify=True if tls is None else tls,
+        )
+
+    @property
+    def path(self) -> str:
+        """Path of the URL, for hints."""
+        return self._url.path
+
+    @property
+    def host(self) -> str:
+        """Host of the URL."""
+        return self._url.host
+
+    async def post(self, body: bytes, *, accept: str, within: float) -> "Answer":
+        """Send a request and return its answer once the headers are there; close it afterwards.
+
+        Args:
+            body: the JSON.
+            accept: media type wanted.
+            within: seconds until the headers must be there.
+
+        Raises:
+            ModelError: no connection, no answer in time, or a status that is not 2xx.
+        """
+        deadline = Deadline()
+        due = deadline.now() + within
+        answer: Answer | None = None
+        try:
+            request = self._client.build_request("POST", self._url, content=body, headers={"accept": accept})
+            try:
+                response = await deadline.wait(self._client.send(request, stream=True), due)
+            except TimeoutError:
+                raise _timed_out(f"The model's endpoint did not answer within {within:g} s.") from None
+            except Exception as error:
+                raise self._not_reached(error) from None
+            answer = Answer(response, deadline)
+            if not response.is_success:
+                raise await self._refused(answer, due)
+        except BaseException:
+            deadline.close()
+            if answer is not None:
+                await answer.aclose()
+            raise
+        return answer
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    def _not_reached(self, error: Exception) -> ModelError:
+        """Map a failure before the headers. What is no failure of the network is a defect and stays one."""
+        if not isinstance(error, httpx.HTTPError) and not type(error).__module__.startswith("aiohttp"):
+            raise error
+        if isinstance(error.__cause__ or error, TimeoutError):
+            return _timed_out(f"No connection to the model's endpoint within {self.timeouts.connect:g} s.")
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return ModelError("MODEL_BAD_RESPONSE", "The base URL is no http address.", retryable=False)
+        detail = self.redact.excerpt(str(error))
+        if not isinstance(error, httpx.HTTPError):
+            return ModelError(
+                "MODEL_BAD_RESPONSE",
+                f"The model's endpoint does not speak HTTP: {detail}",
+                retryable=False,
+                detail=detail,
+            )
+        return ModelError(
+            "MODEL_UNAVAILABLE",
+            f"The model's endpoint cannot be reached: {detail or 'the connection was lost before an answer'}",
+            retryable=True,
+            detail=detail,
+            hint="Check DUALCLAW_MODEL_BASE_URL, and that the endpoint is up.",
+        )
+
+    async def _refused(self, answer: "Answer", due: float) -> ModelError:
+        with suppress(ModelError):
+            await answer.read_all(_ERROR_BODY_BYTES, due)
+        text = answer.text()
+        return error_from_status(
+            answer.status, parse_json(text), text, answer.headers, self.redact, path=self._url.path
+        )
+
+
+class Answer:
+    """An HTTP answer that is being read. Close it; that closes the connection unless it was read to the end."""
+
+    def __init__(self, response: httpx.Response, deadline: Deadline) -> None:
+        self._response = response
+        self._deadline = deadline
+        # The stream itself instead of aiter_bytes saves two generators per read; decoding needs the latter.
+        plain = response.headers.get("content-encoding", "identity").strip().lower() in ("", "identity")
+        self._stream: AsyncIterator[bytes] = aiter(response.stream if plain else response.aiter_bytes())  # type: ignore[arg-type]  # an async client's stream is an async one
+        self._ended = False
+        self._body: list[bytes] = []
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self._response.status_code
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, by any spelling of their name."""
+        return self._response.headers
+
+    @property
+    def media_type(self) -> str:
+        """Content type in lower case, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def request_id(self) -> str:
+        """The vendor's id of the call, or empty."""
+        found = (self.headers.get(name, "") for name in _REQUEST_ID_HEADERS)
+        return next(filter(None, found), "")
+
+    def now(self) -> float:
+        """Return the clock that ``due`` refers to."""
+        return self._deadline.now()
+
+    async def read(self, due: float) -> bytes | None:
+        """Return all bytes that are there, waiting for at least one; None at the end.
+
+        Raises:
+            TimeoutError: nothing came until ``due``.
+            ModelError: MODEL_STREAM_BROKEN, the connection was lost.
+        """
+        try:
+            return await self._deadline.wait(anext(self._stream), due)
+        except StopAsyncIteration:
+            self._ended = True
+            return None
+        except TimeoutError:
+            raise
+        except Exception as error:
+            if not isinstance(error, httpx.HTTPError) and not type(error).__module__.startswith("aiohttp"):
+                raise
+            raise ModelError(
+                "MODEL_STREAM_BROKEN", "The connection was lost in the middle of the model's answer.", retryable=True
+            ) from None
+
+    async def read_all(self, limit: int, due: float) -> None:
+        """Read the body for ``text``, up to the limit in bytes.
+
+        Raises:
+            ModelError: MODEL_TIMEOUT or MODEL_STREAM_BROKEN; what arrived is kept.
+        """
+        size = sum(map(len, self._body))
+        try:
+            while size < limit and (chunk := await self.read(due)) is not None:
+                self._body.append(chunk)
+                size += len(chunk)
+        except TimeoutError:
+            raise _timed_out("The model's answer did not arrive in time.") from None
+
+    def body(self) -> bytes:
+        """Return what ``read_all`` has read."""
+        return b"".join(self._body)
+
+    def text(self) -> str:
+        """Return what ``read_all`` has read, as text."""
+        return self.body().decode("utf-8", "replace")
+
+    async def drain(self) -> None:
+        """Give the end of the HTTP message a moment to arrive, so that the connection can be used again."""
+        due = self._deadline.now() + _DRAIN_SECONDS
+        with suppress(TimeoutError, ModelError):
+            while not self._ended and await self.read(due) is not None:
+                pass
+
+    async def aclose(self) -> None:
+        """Close. A failure of the connection while it closes no longer matters to anyone."""
+        self._deadline.close()
+        try:
+            async with asyncio.timeout(1):
+                await self._response.aclose()
+        except (httpx.HTTPError, OSError) as error:
+            logger.debug("closing a model's answer failed: %s", type(error).__name__)
+
+
+def parse_json(text: str) -> object:
+    """Return the JSON value of a text, or None."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _timed_out(message: str) -> ModelError:
+    return ModelError("MODEL_TIMEOUT", message, retryable=True)
+
+
+def _join(base_url: str, path: str) -> httpx.URL:
+    try:
+        url = httpx.URL(base_url.strip())
+    except (httpx.InvalidURL, ValueError, TypeError):
+        raise ValueError("the base URL is no URL") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError("the base URL must start with http:// or https:// and name a host")
+    base = url.path.rstrip("/")
+    return url.copy_with(path=base if base.endswith(path) else base + path, fragment=None)
+
+
+def _header_value(what: str, value: str) -> str:
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError(f"{what} has characters that no HTTP header can carry")
+    return value
+
+
+def _long_values(url: httpx.URL) -> list[str]:
+    """Return the query's values that may be keys: some vendors take theirs there."""
+    return [value for name, value in url.params.multi_items() if name != "api-version" and len(value) >= 8]
