@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from dualclaw_server.engine.runner import Runner
 from dualclaw_server.engine.store import Created, RunKey, RunStore
 from dualclaw_server.models.scripted import ScriptedModel
 from dualclaw_server.stores.memory import MemoryStore
+from dualclaw_server.stores.sqlite import SqliteStore
 
 CALLER = Caller("tenant", "subject", frozenset({"user", "operator"}))
 TRACE = TraceParent("a" * 32)
@@ -124,21 +126,27 @@ class Engine:
 Opener = Callable[..., Awaitable[Engine]]
 
 
-@pytest.fixture
-async def open_engine() -> AsyncIterator[Opener]:
-    """Give a function that opens engines for an agent and the turns of its model; all are drained at the end."""
-    stack: list[tuple[Engine, asyncio.Task[None], RunStore]] = []
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RunStore]:
+    """An open store; every test of the engine runs on each."""
+    store: RunStore = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    yield store
+    await store.close()
 
-    async def opener(agent: Agent, *script: dict[str, object], store: RunStore | None = None) -> Engine:
-        own = store or MemoryStore()
-        await own.open()
-        engine = Engine(own, [agent], script)
-        stack.append((engine, asyncio.create_task(engine.runner.serve()), own))
+
+@pytest.fixture
+async def open_engine(store: RunStore) -> AsyncIterator[Opener]:
+    """Give a function that opens engines for an agent and the turns of its model; all are drained at the end."""
+    stack: list[tuple[Engine, asyncio.Task[None]]] = []
+
+    async def opener(agent: Agent, *script: dict[str, object]) -> Engine:
+        engine = Engine(store, [agent], script)
+        stack.append((engine, asyncio.create_task(engine.runner.serve())))
         return engine
 
     yield opener
-    for engine, serve, store in stack:
+    for engine, serve in stack:
         await engine.runner.drain(0)
         serve.cancel()
         await asyncio.wait({serve}, timeout=5)
-        await store.close()

@@ -11,7 +11,7 @@ from dualclaw_server.engine import worker as worker_module
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import FORMAT, Checkpoint
 from dualclaw_server.engine.runner import Runner
-from dualclaw_server.engine.store import Created, Frame, RunKey
+from dualclaw_server.engine.store import Created, Frame, RunKey, RunStore
 from dualclaw_server.engine.tool import Effect, Lookup, Tool, tool
 from dualclaw_server.stores.memory import MemoryStore
 
@@ -22,7 +22,7 @@ WHOLE: dict[str, object] = {"when": {"step": 0}, "say": [{"text": "a whole answe
 
 
 @asynccontextmanager
-async def at_work(store: MemoryStore, agent: Agent, *script: dict[str, object]) -> AsyncIterator[Engine]:
+async def at_work(store: RunStore, agent: Agent, *script: dict[str, object]) -> AsyncIterator[Engine]:
     """An engine on a store; at the end its unfinished runs are handed over, as a killed process leaves them."""
     engine = Engine(store, [agent], list(script))
     serve = asyncio.create_task(engine.runner.serve())
@@ -33,15 +33,7 @@ async def at_work(store: MemoryStore, agent: Agent, *script: dict[str, object]) 
         await asyncio.wait({serve}, timeout=5)
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[MemoryStore]:
-    store = MemoryStore()
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def test_a_broken_answer_is_withdrawn_by_one_rewind(store: MemoryStore) -> None:
+async def test_a_broken_answer_is_withdrawn_by_one_rewind(store: RunStore) -> None:
     """Text of an unfinished answer is rewound once, then the next attempt gives the answer; rules R1-R9 hold."""
     async with at_work(store, Agent("a"), HANG) as engine:
         started = await engine.start("go")
@@ -57,7 +49,7 @@ async def test_a_broken_answer_is_withdrawn_by_one_rewind(store: MemoryStore) ->
     assert len({event.trace_id for event in asked.events}) == 1
 
 
-async def test_text_before_a_finished_step_stays(store: MemoryStore) -> None:
+async def test_text_before_a_finished_step_stays(store: RunStore) -> None:
     """The rewind goes back to the text before the unfinished answer, not to the beginning of the segment."""
 
     @tool(effect="read")
@@ -88,7 +80,7 @@ def act(effect: Effect, runs: list[str], hangs: bool, lookup: Lookup | None = No
     return perform
 
 
-async def crash_inside(store: MemoryStore, before: Tool, after: Tool) -> tuple[Created, Asked]:
+async def crash_inside(store: RunStore, before: Tool, after: Tool) -> tuple[Created, Asked]:
     """Take a run over while its only tool is at work."""
     script = [{"when": {"step": 0}, "say": [{"call": "act"}]}, {"when": {"step": 1}, "say": [{"text": "{{result}}"}]}]
     async with at_work(store, Agent("a", tools=[before]), *script) as engine:
@@ -100,7 +92,7 @@ async def crash_inside(store: MemoryStore, before: Tool, after: Tool) -> tuple[C
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent"])
-async def test_calls_that_may_be_repeated_run_again(store: MemoryStore, effect: Effect) -> None:
+async def test_calls_that_may_be_repeated_run_again(store: RunStore, effect: Effect) -> None:
     """The step keeps its index and is not started a second time."""
     runs: list[str] = []
     _, asked = await crash_inside(store, act(effect, runs, hangs=True), act(effect, runs, hangs=False))
@@ -109,7 +101,7 @@ async def test_calls_that_may_be_repeated_run_again(store: MemoryStore, effect: 
     assert asked.last.done.content == "performed"
 
 
-async def test_a_call_that_may_not_be_repeated_is_reported_unknown(store: MemoryStore) -> None:
+async def test_a_call_that_may_not_be_repeated_is_reported_unknown(store: RunStore) -> None:
     """A once tool runs at most once; model and user learn that the outcome is unknown."""
     runs: list[str] = []
     _, asked = await crash_inside(store, act("once", runs, hangs=True), act("once", runs, hangs=False))
@@ -120,7 +112,7 @@ async def test_a_call_that_may_not_be_repeated_is_reported_unknown(store: Memory
 
 
 @pytest.mark.parametrize(("found", "ran"), [("found it", 1), (None, 2)])
-async def test_a_reconcilable_call_asks_its_lookup(store: MemoryStore, found: str | None, ran: int) -> None:
+async def test_a_reconcilable_call_asks_its_lookup(store: RunStore, found: str | None, ran: int) -> None:
     """What the lookup finds is the result; finding nothing means that it never happened, so it runs."""
     runs: list[str] = []
     keys: list[str] = []
@@ -136,7 +128,7 @@ async def test_a_reconcilable_call_asks_its_lookup(store: MemoryStore, found: st
     assert asked.last.done.content == (found or "performed")
 
 
-async def test_a_finished_call_is_never_run_again(store: MemoryStore) -> None:
+async def test_a_finished_call_is_never_run_again(store: RunStore) -> None:
     """Of two siblings the finished one keeps its result, only the other is settled anew."""
     runs: list[str] = []
 
@@ -160,7 +152,7 @@ async def test_a_finished_call_is_never_run_again(store: MemoryStore) -> None:
     assert asked.last.done.content == "kept performed"
 
 
-async def test_broken_arguments_stay_broken(store: MemoryStore) -> None:
+async def test_broken_arguments_stay_broken(store: RunStore) -> None:
     """Arguments that were no JSON object do not become {} by a take-over: the call never runs."""
     runs: list[str] = []
     script = [
@@ -182,7 +174,7 @@ async def test_broken_arguments_stay_broken(store: MemoryStore) -> None:
     assert asked.last.done.process_steps[1].diagnosis.code == "tool.bad_arguments"
 
 
-async def test_a_pending_call_whose_tool_is_gone_is_an_observation(store: MemoryStore) -> None:
+async def test_a_pending_call_whose_tool_is_gone_is_an_observation(store: RunStore) -> None:
     """A new version without the tool tells the model so instead of crashing."""
     runs: list[str] = []
     script = [{"when": {"step": 0}, "say": [{"call": "act"}]}, {"when": {"step": 1}, "say": [{"text": "ok"}]}]
@@ -200,7 +192,7 @@ async def test_a_pending_call_whose_tool_is_gone_is_an_observation(store: Memory
     assert asked.last.done.process_steps[0].diagnosis.code == "tool.outcome_unknown"
 
 
-async def test_a_worker_without_the_agent_puts_the_run_back(store: MemoryStore) -> None:
+async def test_a_worker_without_the_agent_puts_the_run_back(store: RunStore) -> None:
     """The run is not failed; a worker that has the agent finishes it."""
     async with at_work(store, Agent("a"), HANG) as engine:
         started = await engine.start("go")
@@ -213,14 +205,14 @@ async def test_a_worker_without_the_agent_puts_the_run_back(store: MemoryStore) 
         assert (await engine.read(started)).last.done.content == "a whole answer"
 
 
-async def append_raw(store: MemoryStore, key: RunKey, checkpoint: bytes) -> None:
+async def append_raw(store: RunStore, key: RunKey, checkpoint: bytes) -> None:
     head = await store.head(key)
     frame = Frame(head.epoch + 1, head.last_seq + 1, 0, b"", RunState.RUN_STATE_RUNNING, True, checkpoint=checkpoint)
     await store.append(key, frame, head.version)
 
 
 @pytest.mark.parametrize("saved", [Checkpoint(format=FORMAT + 1).SerializeToString(), b"\xff\xff"])
-async def test_state_this_engine_cannot_read_is_left_intact(store: MemoryStore, saved: bytes) -> None:
+async def test_state_this_engine_cannot_read_is_left_intact(store: RunStore, saved: bytes) -> None:
     """A checkpoint of a newer engine, or a damaged one, is neither overwritten nor failed."""
     async with at_work(store, Agent("a"), HANG) as engine:
         started = await engine.start("go")
@@ -233,7 +225,7 @@ async def test_state_this_engine_cannot_read_is_left_intact(store: MemoryStore, 
     assert (after.version, after.state) == (before.version, RunState.RUN_STATE_RUNNING)
 
 
-async def test_a_run_that_takes_every_worker_down_is_given_up(store: MemoryStore) -> None:
+async def test_a_run_that_takes_every_worker_down_is_given_up(store: RunStore) -> None:
     """After too many recoveries the run fails with its partial text kept, instead of crashing workers for ever."""
     async with at_work(store, Agent("a"), HANG) as engine:
         started = await engine.start("go")
@@ -247,7 +239,7 @@ async def test_a_run_that_takes_every_worker_down_is_given_up(store: MemoryStore
     assert asked.last.error.diagnosis.code == "internal"
 
 
-async def test_a_cancel_that_came_while_nobody_worked_is_obeyed(store: MemoryStore) -> None:
+async def test_a_cancel_that_came_while_nobody_worked_is_obeyed(store: RunStore) -> None:
     """The wish waits in the inbox; the next worker ends the run without calling the model again."""
     async with at_work(store, Agent("a"), HANG) as engine:
         started = await engine.start("go")
@@ -259,7 +251,7 @@ async def test_a_cancel_that_came_while_nobody_worked_is_obeyed(store: MemorySto
     assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
 
 
-async def test_a_draining_engine_takes_no_new_runs(store: MemoryStore) -> None:
+async def test_a_draining_engine_takes_no_new_runs(store: RunStore) -> None:
     """Starts are refused with a time to come back, runs at work may end within the grace time."""
     async with at_work(store, Agent("a"), {"say": [{"sleep": 0.2}, {"text": "made it"}]}) as engine:
         started = await engine.start("go")
