@@ -24,24 +24,27 @@ def main() -> None:
         if made.returncode:
             sys.exit("the virtual environment could not be made; on Debian install python3-venv")
     print(f"installing {lock} ...", flush=True)
-    installer = find_installer(python)
-    environment = {**os.environ, "VIRTUAL_ENV": str(venv.resolve())}
+    environment = {"UV_SYSTEM_CERTS": "1", **os.environ, "VIRTUAL_ENV": str(venv.resolve())}
     for arguments in (["--require-hashes", "-r", lock], ["--no-deps", "--no-build-isolation", "-e", "."]):
-        done = subprocess.run(
-            [*installer, "install", "--quiet", *arguments], cwd=HERE.parent, env=environment, check=False
-        )
-        if done.returncode:
-            sys.exit(f"installing failed; the message of {' '.join(installer)} is above")
+        for installer in find_installers(python):
+            command = [*installer, "install", "--quiet", *arguments]
+            if subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode == 0:
+                break
+        else:
+            sys.exit("installing failed; the messages are above")
 
 
-def find_installer(python: Path) -> list[str]:
-    """Return the command that installs into the environment: its own uv, or pip where uv cannot be had."""
-    pip = [str(python), "-m", "pip"]
-    subprocess.run(
-        [*pip, "install", "--quiet", "--disable-pip-version-check", "uv"], check=False, stderr=subprocess.DEVNULL
-    )
-    has_uv = subprocess.run([str(python), "-m", "uv", "--version"], check=False, capture_output=True)
-    return [str(python), "-m", "uv", "pip"] if has_uv.returncode == 0 else [*pip, "--disable-pip-version-check"]
+def find_installers(python: Path) -> list[list[str]]:
+    """Return the commands that install into the environment: its own uv where it can be had, then pip.
+
+    pip comes second because it reads settings that uv does not know (pip.conf, PIP_INDEX_URL).
+    """
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    uv = [str(python), "-m", "uv"]
+    if subprocess.run([*uv, "--version"], check=False, capture_output=True).returncode:
+        subprocess.run([*pip, "install", "--quiet", "uv"], check=False, stderr=subprocess.DEVNULL)
+    has_uv = subprocess.run([*uv, "--version"], check=False, capture_output=True).returncode == 0
+    return [[*uv, "pip"], pip] if has_uv else [pip]
 
 
 if __name__ == "__main__":
