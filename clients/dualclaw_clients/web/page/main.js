@@ -3,13 +3,14 @@
 // The address holds the conversation (#id), so a reload or a shared tab comes back to it, also to a run that is
 // still going on: its stored events are replayed and the live ones follow.
 
+import { ConversationList } from "./list.js";
 import { make } from "./markdown.js";
 import { Refusal, RunStream, call, setKey } from "./stream.js";
 import { Turn, finding, question as questionBubble, replay } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
 const turns = $("turns"), scroll = $("scroll"), input = $("question"), status = $("status");
-const state = { conversation: "", agents: [], stream: null, turn: null, opening: 0, nextPage: "", pinned: true };
+const state = { conversation: "", agents: [], stream: null, turn: null, opening: 0, unopened: false, pinned: true };
 
 // ---- running
 
@@ -22,15 +23,41 @@ function begin(options) {
   const stream = new RunStream({
     ...options,
     onEvent: (event) => take(stream, turn, event),
-    onLink: (up) => { if (state.stream === stream) say(up ? "" : "Connection lost, reconnecting", !up); },
+    onLink: (up) => {
+      if (state.stream === stream) say(up ? (stream.stopping ? "Stopping" : "") : "Connection lost, reconnecting", !up);
+    },
+    onStart: () => started(stream),
   });
   state.stream = stream;
   refreshControls();
   stream.read()
     .catch((error) => {
-      if (!explain(error)) turn.fail(sentence(error), null, "");
+      const known = explain(error);
+      if (!stream.runId && options.request) takeBack(options.request, known ? turn : null);
+      if (!known) turn.fail(sentence(error), null, "");
     })
     .finally(() => finish(stream, turn));
+}
+
+// From here on the conversation exists: a reload comes back to it, and the list shows it at work.
+async function started(stream) {
+  try {
+    const { run } = await call("GET", `/v1/runs/${encodeURIComponent(stream.runId)}`);
+    if (state.stream === stream && !state.conversation) setConversation(run.conversation_id);
+  } catch { /* its end tells the conversation too */ }
+  list.read();
+}
+
+// A question that was refused goes back where it was typed; `turn` is its answer if that has nothing to say.
+function takeBack(request, turn) {
+  if (!input.value) input.value = request.message.parts[0].text;
+  grow();
+  if (!turn) return;
+  turn.element.previousElementSibling.remove();
+  turn.element.remove();
+  if (turns.children.length) return;
+  $("empty").hidden = false;
+  $("title").textContent = "New conversation";
 }
 
 function take(stream, turn, event) {
@@ -56,7 +83,7 @@ function finish(stream, turn) {
     state.stream = null;
     say("");
     refreshControls();
-    listConversations();
+    list.read();
   }
 }
 
@@ -75,15 +102,16 @@ async function send(text) {
 }
 
 async function stop() {
-  const { stream } = state;
+  const { stream, turn } = state;
   if (!stream) return;
-  if (!stream.runId) {
+  if (stream.stopping && !stream.runId) {   // asked twice, and no engine has answered
+    turn.fail("Given up before the engine answered. If it got the question, the answer will be in the list.", null, "");
     stream.close();
     return;
   }
   say("Stopping");
   try {
-    await call("POST", `/v1/runs/${encodeURIComponent(stream.runId)}/cancel`, { reason: "stopped on the page" });
+    await stream.stop();
   } catch (error) {
     if (!explain(error)) say(sentence(error), true);
   }
@@ -91,62 +119,26 @@ async function stop() {
 
 function leave() {
   const { stream } = state;
-  state.stream = null;
+  state.stream = state.turn = null;
   if (stream) stream.close();
   say("");
 }
 
 // ---- conversations
 
-async function listConversations(more = false) {
-  const list = $("conversations");
-  let page;
-  try {
-    const token = more ? `&page_token=${encodeURIComponent(state.nextPage)}` : "";
-    page = await call("GET", `/v1/conversations?page_size=30${token}`);
-  } catch (error) {
-    explain(error);
-    return;
-  }
-  const items = page.conversations.map(conversationItem);
-  if (more) list.append(...items);
-  else list.replaceChildren(...items);
-  state.nextPage = page.next_page_token;
-  $("older").hidden = !state.nextPage;
-  markCurrent();
-}
-
-function conversationItem(conversation) {
-  const item = make("li", conversation.active_run_id ? "live" : "");
-  item.dataset.id = conversation.id;
-  const open = make("button", "open");
-  open.type = "button";
-  open.append(make("span", "name", conversation.title || "Untitled"));
-  open.append(make("span", "when", conversation.active_run_id ? "in progress" : ago(conversation.update_time)));
-  open.addEventListener("click", () => openConversation(conversation.id));
-  const remove = make("button", "remove", "\u00d7");
-  remove.type = "button";
-  remove.setAttribute("aria-label", `Delete ${conversation.title || "conversation"}`);
-  remove.addEventListener("click", () => removeConversation(conversation.id, remove));
-  remove.addEventListener("blur", () => { remove.classList.remove("sure"); remove.textContent = "\u00d7"; });
-  item.append(open, remove);
-  return item;
-}
-
-async function removeConversation(id, button) {
-  if (!button.classList.contains("sure")) {
-    button.classList.add("sure");
-    button.textContent = "Delete?";
-    return;
-  }
-  try {
-    await call("DELETE", `/v1/conversations/${encodeURIComponent(id)}`);
-    if (state.conversation === id) fresh();
-    await listConversations();
-  } catch (error) {
-    if (!explain(error)) say(sentence(error), true);
-  }
-}
+const list = new ConversationList($("conversations"), $("older"), {
+  onOpen: openConversation,
+  onRemoved: (id) => { if (state.conversation === id) fresh(); },
+  onTrouble: (error, asked = false) => {
+    if (explain(error)) return true;
+    if (asked) say(sentence(error), true);
+    return false;
+  },
+  onBack: () => {
+    listAgents();
+    if (state.unopened && state.conversation) openConversation(state.conversation);
+  },
+});
 
 async function openConversation(id) {
   leave();
@@ -155,36 +147,54 @@ async function openConversation(id) {
   setConversation(id);
   turns.replaceChildren();
   $("empty").hidden = true;
+  refreshControls();
+  state.unopened = false;
   try {
     const { conversation } = await call("GET", `/v1/conversations/${encodeURIComponent(id)}`);
-    let messages = await allMessages(id);
+    let [messages, runs] = await Promise.all([allMessages(id), allRuns(id)]);
     if (opening !== state.opening) return;
     $("title").textContent = conversation.title || "Untitled";
     const runId = conversation.active_run_id;
     // The events of a run that goes on bring everything after its question.
     if (runId) messages = messages.slice(0, messages.findLastIndex((message) => message.role === "ROLE_USER") + 1);
-    turns.replaceChildren(...replay(messages));
+    turns.replaceChildren(...replay(messages, runs));
     state.pinned = true;
     if (runId) begin({ runId });
     requestAnimationFrame(stick);
   } catch (error) {
-    if (opening === state.opening && !explain(error)) {
-      turns.replaceChildren(finding({ severity: "error", summary: "This conversation cannot be shown", detail: sentence(error) }));
+    if (opening === state.opening) {
+      state.unopened = true;
+      if (!explain(error)) {
+        const box = finding({ severity: "error", summary: "This conversation cannot be shown", detail: sentence(error) });
+        box.setAttribute("role", "alert");
+        turns.replaceChildren(box);
+      }
     }
   }
-  if (matchMedia("(pointer: fine)").matches) input.focus();
+  focusInput();
 }
 
-async function allMessages(id) {
-  const messages = [];
+async function allPages(path, name) {
+  const found = [];
   let token = "";
   do {
-    const path = `/v1/conversations/${encodeURIComponent(id)}/messages?page_size=500&page_token=${encodeURIComponent(token)}`;
-    const page = await call("GET", path);
-    messages.push(...page.messages);
+    const page = await call("GET", `${path}page_size=500&page_token=${encodeURIComponent(token)}`);
+    found.push(...page[name]);
     token = page.next_page_token;
   } while (token);
-  return messages;
+  return found;
+}
+
+function allMessages(id) {
+  return allPages(`/v1/conversations/${encodeURIComponent(id)}/messages?`, "messages");
+}
+
+async function allRuns(id) {
+  try {
+    return (await allPages(`/v1/runs?conversation_id=${encodeURIComponent(id)}&`, "runs")).reverse();
+  } catch {
+    return [];   // how answers ended is an extra; the answers are there
+  }
 }
 
 function fresh() {
@@ -202,14 +212,14 @@ function fresh() {
 function setConversation(id) {
   state.conversation = id;
   history.replaceState(null, "", id ? `#${encodeURIComponent(id)}` : location.pathname);
-  markCurrent();
+  list.mark(id);
 }
 
-function markCurrent() {
-  for (const item of $("conversations").children) {
-    const current = item.dataset.id === state.conversation;
-    item.classList.toggle("current", current);
-    item.querySelector(".open").setAttribute("aria-current", String(current));
+function conversationOfAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";   // no address of ours
   }
 }
 
@@ -261,9 +271,18 @@ function sentence(error) {
 
 function refreshControls() {
   const running = Boolean(state.stream) && !(state.turn && state.turn.parked);
+  const focused = document.activeElement;
   $("stop").hidden = !state.stream;
   $("send").hidden = running;
   $("send").disabled = running || !input.value.trim();
+  // A button that disappears under the hand that pressed it would leave the keyboard nowhere.
+  if ([$("stop"), $("send")].includes(focused) && (focused.hidden || focused.disabled)) focusInput(scroll);
+}
+
+// On a touch screen focus in a text field opens the keyboard, so there it goes elsewhere, or stays.
+function focusInput(elsewhere = null) {
+  const target = matchMedia("(pointer: coarse)").matches ? elsewhere : input;
+  if (target) target.focus({ preventScroll: true });
 }
 
 function stick() {
@@ -276,10 +295,16 @@ function grow() {
 }
 
 function drawer(shown) {
-  $("sidebar").classList.toggle("shown", shown);
+  const sidebar = $("sidebar");
+  if (sidebar.classList.contains("shown") === shown) return;
+  const inside = sidebar.contains(document.activeElement);
+  sidebar.classList.add("slides");
+  sidebar.classList.toggle("shown", shown);
   $("menu").setAttribute("aria-expanded", String(shown));
   $("shade").hidden = !shown;
+  $("main").inert = shown;
   if (shown) $("new").focus();
+  else if (inside) $("menu").focus();
 }
 
 function firstLine(text) {
@@ -289,15 +314,6 @@ function firstLine(text) {
 function randomId() {
   // randomUUID needs a secure context, which plain http on a LAN is not.
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-function ago(time) {
-  const seconds = (Date.now() - Date.parse(time)) / 1000;
-  if (!Number.isFinite(seconds)) return "";
-  if (seconds < 60) return "just now";
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
-  return new Date(time).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -324,10 +340,19 @@ scroll.addEventListener("scroll", () => {
   lastTop = scroll.scrollTop;
 }, { passive: true });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") drawer(false); });
-document.addEventListener("visibilitychange", () => { if (!document.hidden && !state.stream) listConversations(); });
+// A window that gets smaller, or a composer that grows, must not hide the end that was in view.
+new ResizeObserver(stick).observe(scroll);
+matchMedia("(max-width: 760px)").addEventListener("change", () => {
+  drawer(false);
+  $("sidebar").classList.remove("slides");
+});
+// Not by its address: that is the conversation's place.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  input.focus();
+});
 $("stop").addEventListener("click", stop);
 $("new").addEventListener("click", fresh);
-$("older").addEventListener("click", () => listConversations(true));
 $("menu").addEventListener("click", () => drawer(!$("sidebar").classList.contains("shown")));
 $("shade").addEventListener("click", () => drawer(false));
 $("agent").addEventListener("change", describeAgent);
@@ -337,16 +362,16 @@ $("login-form").addEventListener("submit", () => {
   start();
 });
 window.addEventListener("hashchange", () => {
-  const id = decodeURIComponent(location.hash.slice(1));
+  const id = conversationOfAddress();
   if (id !== state.conversation) (id ? openConversation(id) : fresh());
 });
 
 function start() {
   listAgents();
-  listConversations();
-  const id = decodeURIComponent(location.hash.slice(1));
+  list.read();
+  const id = conversationOfAddress();
   if (id) openConversation(id);
-  else input.focus();
+  else focusInput();
 }
 
 start();

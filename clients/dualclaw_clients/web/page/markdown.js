@@ -1,4 +1,4 @@
-// A small, safe part of Markdown: fences, headings, lists, bold and inline code.
+// A small, safe part of Markdown: fences, headings, lists in lists, tables, rules, bold, italics and inline code.
 //
 // Every piece of the model's text reaches the page as a text node, so markup in it is shown and never run. Links
 // and images stay text on purpose: an image address chosen by a model would be a way to send data out.
@@ -8,7 +8,10 @@
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const INLINE = /(`+)([^`](?:[\s\S]*?[^`])?)\1(?!`)|\*\*(\S(?:[\s\S]*?\S)?)\*\*/g;
+const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
+const DELIMITERS = /^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$/;   // the line below the head of a table
+// Code, bold, italics. A star between spaces or inside a word is a star.
+const INLINE = /(`+)([^`](?:[\s\S]*?[^`])?)\1(?!`)|\*\*(\S(?:[\s\S]*?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*\n]*[^\s*])?)\*(?![\w*])/g;
 
 export function renderInto(element, text) {
   const blocks = split(text);
@@ -52,20 +55,34 @@ export function split(text) {
     if (fence) {
       close();
       open = { kind: "code", source: line, fence: fence[1], language: fence[2], lines: [] };
+    } else if (open && open.kind === "p" && DELIMITERS.test(line) && lastLine(open.source).includes("|")) {
+      const head = lastLine(open.source);
+      open.source = open.source.slice(0, -head.length - 1);
+      if (!open.source) open = null;
+      close();
+      open = { kind: "table", source: `${head}\n${line}`, rows: [cells(head)] };
+    } else if (open && open.kind === "table" && line.includes("|")) {
+      open.source += "\n" + line;
+      open.rows.push(cells(line));
+    } else if (RULE.test(line)) {
+      close();
+      blocks.push({ kind: "hr", source: line });
     } else if (heading) {
       close();
       blocks.push({ kind: heading[1].length < 3 ? "h3" : "h4", source: line, text: heading[2] });
     } else if (item) {
-      const kind = /\d/.test(item[2]) ? "ol" : "ul";
-      if (!open || open.kind !== kind) {
-        close();
-        open = { kind, source: line, items: [], start: parseInt(item[2], 10) || 1 };
-      } else {
+      const start = parseInt(item[2], 10);
+      const place = { indent: item[1].replaceAll("\t", "    ").length, kind: Number.isNaN(start) ? "ul" : "ol", start };
+      if (open && open.items && (open.kind === place.kind || place.indent >= open.places[0].indent + 2)) {
         open.source += "\n" + line;
+      } else {
+        close();
+        open = { kind: place.kind, source: line, items: [], places: [] };
       }
       open.items.push(item[3]);
+      open.places.push(place);
     } else if (!line.trim()) {
-      if (open && (open.kind === "ul" || open.kind === "ol")) open.source += "\n";
+      if (open && open.items) open.source += "\n";
       else close();
     } else if (open && open.items && /^\s/.test(line)) {
       open.source += "\n" + line;
@@ -90,20 +107,53 @@ function build(block) {
     figure.append(pre);
     return figure;
   }
-  const element = make(block.kind);
-  if (block.items) {
-    if (block.kind === "ol") element.start = block.start;
-    for (const text of block.items) element.append(inline(make("li"), text));
-    return element;
-  }
-  return inline(element, block.text === undefined ? block.source : block.text);
+  if (block.kind === "hr") return make("hr");
+  if (block.items) return buildLists(block);
+  if (block.kind === "table") return buildTable(block);
+  return inline(make(block.kind), block.text === undefined ? block.source : block.text);
+}
+
+function buildLists({ items, places }) {
+  const open = [];   // from the outermost list to the one that takes the next item
+  items.forEach((text, index) => {
+    const { indent, kind, start } = places[index];
+    while (open.length > 1 && indent < open.at(-1).indent) open.pop();
+    if (!open.length || indent >= open.at(-1).indent + 2) {
+      const list = make(kind);
+      if (kind === "ol") list.start = start;
+      if (open.length) open.at(-1).list.lastElementChild.append(list);
+      open.push({ indent, list });
+    }
+    open.at(-1).list.append(inline(make("li"), text));
+  });
+  return open[0].list;
+}
+
+function buildTable({ rows }) {
+  const box = make("div", "table");
+  const table = make("table");
+  rows.forEach((row, index) => {
+    const line = make("tr");
+    for (const text of row) line.append(inline(make(index ? "td" : "th"), text));
+    table.append(line);
+  });
+  box.append(table);
+  return box;
+}
+
+function cells(line) {
+  return line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((text) => text.replaceAll("\\|", "|").trim());
+}
+
+function lastLine(text) {
+  return text.slice(text.lastIndexOf("\n") + 1);
 }
 
 function inline(element, text) {
   let from = 0;
   for (const match of text.matchAll(INLINE)) {
     if (match.index > from) element.append(text.slice(from, match.index));
-    element.append(match[1] ? make("code", "", match[2]) : make("strong", "", match[3]));
+    element.append(match[1] ? make("code", "", match[2]) : match[3] ? make("strong", "", match[3]) : make("em", "", match[4]));
     from = match.index + match[0].length;
   }
   if (from < text.length) element.append(text.slice(from));

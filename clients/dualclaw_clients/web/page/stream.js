@@ -6,6 +6,7 @@
 //   with an id that was seen is dropped. So nothing is doubled and nothing is missing.
 // - A response that ends without a terminal event, or stays silent beyond the server's heartbeats, was lost.
 // - A parked run (an interrupt, then done) is followed further: somebody may answer in another channel.
+// - A wish to stop outlives a broken line: it is sent as soon as the run is known and can be reached.
 
 const SILENCE_MS = 45000;   // three heartbeats
 const FIRST_DELAY_MS = 300;
@@ -50,19 +51,32 @@ export async function call(method, path, body) {
 
 export class RunStream {
   // Give `request` (a RunRequest) to start a run, or `runId` to follow one from `lastId` on.
-  constructor({ request = null, runId = "", lastId = 0, onEvent, onLink }) {
+  constructor({ request = null, runId = "", lastId = 0, onEvent, onLink, onStart = () => {} }) {
     this.request = request;
     this.runId = runId;
     this.lastId = lastId;
     this.onEvent = onEvent;
     this.onLink = onLink;      // called with true while events can come, false while they cannot
+    this.onStart = onStart;    // called once, when a start was accepted and the run has an id
     this.parked = false;
     this.ended = false;
+    this.stopping = false;
     this.aborter = new AbortController();
   }
 
   close() {
     this.aborter.abort();
+  }
+
+  // Asks the run to end; its events tell when it has. Rejects with a Refusal that retrying cannot help.
+  async stop() {
+    this.stopping = true;
+    if (!this.runId) return;
+    try {
+      await call("POST", `/v1/runs/${encodeURIComponent(this.runId)}/cancel`, { reason: "stopped on the page" });
+    } catch (error) {
+      if (error instanceof Refusal && !TRANSIENT.has(error.status)) throw error;
+    }
   }
 
   // Resolves when the run is over or the stream was closed; rejects with a Refusal that retrying cannot help.
@@ -75,6 +89,7 @@ export class RunStream {
         const response = await this.connect(signal);
         if (response.status === 204) return;
         this.onLink(true);
+        if (this.stopping) this.stop().catch(() => {});   // refused: it is over, or its events go on
         await this.consume(response, signal);
       } catch (error) {
         if (signal.aborted) return;
@@ -107,7 +122,9 @@ export class RunStream {
         signal,
       });
     if (!response.ok) throw await refusalOf(response);
-    this.runId = response.headers.get("X-Run-Id") || this.runId;
+    const known = this.runId;
+    this.runId = response.headers.get("X-Run-Id") || known;
+    if (this.runId && !known) this.onStart();
     return response;
   }
 

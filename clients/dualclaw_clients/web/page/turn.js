@@ -111,13 +111,23 @@ export class Turn {
   setStep(index, step) {
     const place = index === undefined ? `loose${this.loose++}` : index;
     const row = this.rows.get(place);
-    if (step.type === "thinking" && !row) this.told = this.reasoning.length;
-    if (row) row.step = step;
-    else this.rows.set(place, { step, node: null, drawn: null });
+    if (row) {
+      // The end of a run tells all steps once more; a row that says the same is left alone, with its focus.
+      if (JSON.stringify(row.step) !== JSON.stringify(step)) row.step = step;
+      return;
+    }
+    const thinking = step.type === "thinking";
+    this.rows.set(place, { step, node: null, drawn: null, open: thinking && this.thought.open });
+    if (!thinking) return;
+    // What was read while it came in moves into the timeline, and stays open there if it was.
+    this.told = this.reasoning.length;
+    this.thought.open = false;
   }
 
   fail(message, diagnosis, traceId) {
-    this.notes.append(finding({ severity: "error", summary: message, ...strip(diagnosis, message) }, traceId));
+    const box = finding({ severity: "error", summary: message, ...strip(diagnosis, message) }, traceId);
+    if (this.live) box.setAttribute("role", "alert");
+    this.notes.append(box);
     this.schedule();
   }
 
@@ -168,7 +178,8 @@ function drawRow(row, list) {
   const { step } = row;
   const held = step.diagnosis && ["approval.required", "input.required"].includes(step.diagnosis.code) && step.phase !== "ok" && step.phase !== "fail";
   const state = step.type === "thinking" ? "thinking" : held ? "held" : step.phase || "ok";
-  const wasOpen = row.node ? row.node.querySelector("details").open : false;
+  const wasOpen = row.node ? row.node.querySelector("details").open : row.open;
+  const hadFocus = row.node !== null && row.node.contains(document.activeElement);
   const item = make("li", state);
   item.append(mark(state));
   const details = make("details", "step");
@@ -185,8 +196,8 @@ function drawRow(row, list) {
     if (args) title.append(make("span", "brief", brief(args)));
     const body = make("dl");
     if (args) body.append(entry("Arguments", JSON.stringify(args, null, 2)));
-    if (step.result) body.append(entry("Result", pretty(step.result)));
-    if (!body.children.length) body.append(entry(STATES[state] === "running" ? "Running" : "No arguments, no result", ""));
+    if (step.result && !saysTheSame(step.result, step.diagnosis)) body.append(entry("Result", pretty(step.result)));
+    if (!body.children.length) body.append(entry(state === "start" ? "Running" : "No arguments, no result", ""));
     details.append(body);
   }
   details.open = wasOpen;
@@ -194,8 +205,18 @@ function drawRow(row, list) {
   if (step.diagnosis && step.diagnosis.summary) item.append(finding(step.diagnosis));
   if (row.node) row.node.replaceWith(item);
   else list.append(item);
+  if (hadFocus) title.focus({ preventScroll: true });
   row.node = item;
   row.drawn = step;
+}
+
+// A step that failed without a result of its own has its diagnosis as result, which is shown below it anyway.
+function saysTheSame(result, diagnosis) {
+  if (!diagnosis) return false;
+  const words = (text) => text.replace(/^[^\p{L}\p{N}]+/u, "").replace(/\s+/g, " ").trim();
+  const { summary, detail, hint } = diagnosis;
+  return [[summary], [summary, detail], [summary, detail, hint && `建议：${hint}`]]
+    .some((lines) => words(result) === words(lines.filter(Boolean).join("\n")));
 }
 
 function mark(state) {
@@ -223,7 +244,6 @@ function entry(name, text) {
 
 export function finding({ severity = "", summary = "", detail = "", hint = "" }, traceId = "") {
   const box = make("div", `finding ${["info", "warning", "error"].includes(severity) ? severity : ""}`);
-  if (severity === "error") box.setAttribute("role", "alert");
   if (summary) box.append(make("strong", "", summary));
   if (detail) box.append(make("p", "", detail));
   if (hint) box.append(make("p", "", hint));
@@ -254,23 +274,36 @@ function pretty(text) {
   }
 }
 
-// The messages of a stored conversation as question bubbles and finished turns.
-export function replay(messages) {
+// The messages of a stored conversation as question bubbles and finished turns. `runs`, the oldest first, tell how
+// each answer ended, if there is one for each question; a run that failed early may have left no message at all.
+export function replay(messages, runs = []) {
   const nodes = [];
+  const questions = messages.filter((message) => message.role === "ROLE_USER").length;
+  const endings = runs.length === questions ? [...runs] : [];
   let turn = null;
   let calls = new Map();
+  const begin = () => {
+    turn = new Turn();
+    calls = new Map();
+    nodes.push(turn.element);
+  };
+  const end = (run) => {
+    if (!run || !["RUN_STATE_SUCCEEDED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED"].includes(run.state)) return;
+    if (!turn) begin();
+    turn.setEnding(run);
+    if (run.error) turn.fail(run.error.message, stored(run.error.diagnosis), "");
+  };
+  let asked = false;
   for (const message of messages) {
     if (message.role === "ROLE_USER") {
+      if (asked) end(endings.shift());
+      asked = true;
       nodes.push(question(textOf(message.parts)));
       turn = null;
       continue;
     }
     if (message.role !== "ROLE_ASSISTANT" && message.role !== "ROLE_TOOL") continue;
-    if (!turn) {
-      turn = new Turn();
-      calls = new Map();
-      nodes.push(turn.element);
-    }
+    if (!turn) begin();
     for (const part of message.parts) {
       if (part.text) turn.text += (turn.text && !/\s$/.test(turn.text) ? "\n\n" : "") + part.text;
       else if (part.reasoning && part.reasoning.text) turn.setStep(undefined, { type: "thinking", text: part.reasoning.text });
@@ -279,12 +312,14 @@ export function replay(messages) {
     }
     turn.schedule();
   }
+  if (asked) end(endings.shift());
   return nodes;
 }
 
 export function question(text) {
   const bubble = make("div", "question", text);
-  bubble.setAttribute("aria-label", `You: ${text}`);
+  bubble.setAttribute("role", "article");
+  bubble.setAttribute("aria-label", "Question");
   return bubble;
 }
 
@@ -299,9 +334,14 @@ function storedCall(turn, call) {
 
 function storedResult(turn, call, result) {
   if (!call) return;
-  const diagnosis = result.diagnosis && result.diagnosis.summary
-    ? { ...result.diagnosis, severity: result.diagnosis.severity.replace("SEVERITY_", "").toLowerCase() } : undefined;
+  const diagnosis = stored(result.diagnosis);
   turn.setStep(call.place, { ...call.step, result: textOf(result.parts), phase: result.is_error ? "fail" : "ok", diagnosis });
+}
+
+// A diagnosis as the stored messages have it, in the form events have.
+function stored(diagnosis) {
+  if (!diagnosis || !diagnosis.summary) return undefined;
+  return { ...diagnosis, severity: diagnosis.severity.replace("SEVERITY_", "").toLowerCase() };
 }
 
 function textOf(parts) {
