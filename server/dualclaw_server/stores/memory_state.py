@@ -1,0 +1,136 @@
+"""What MemoryStore holds of runs and conversations: plain values without rules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dualclaw import Conversation, RunState
+from dualclaw_server.engine.store import Frame, Head, InboxSignal, Page, RunKey
+from dualclaw_server.stores import records
+from dualclaw_server.stores.pages import make_token, page_key, page_length
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class StoredSignal:
+    """A signal in an inbox; it stays after it was taken, so that its id is known."""
+
+    body: bytes
+    taken: bool = False
+
+
+@dataclass(slots=True)
+class Item:
+    """A run's work item. ``again`` says that it is wanted once more after the delivery in hand."""
+
+    ready: float
+    token: int = 0
+    deliveries: int = 0
+    again: bool = False
+    again_for_signal: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StoredConversation:
+    """A conversation, the run that is active in it, and those that wait."""
+
+    number: int
+    tenant: str
+    conversation_id: str
+    title: str
+    created: int
+    updated: int
+    active: StoredRun | None = None
+    queue: list[StoredRun] = field(default_factory=list)
+    activations: int = 0
+    messages: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """By activation of their run and position within it; only what people may see."""
+
+    def public(self) -> Conversation:
+        """Return it as people see it."""
+        active = self.active.key.run_id if self.active is not None else ""
+        return records.public_conversation(self.conversation_id, self.title, self.created, self.updated, active)
+
+
+@dataclass(slots=True, eq=False)
+class StoredRun:
+    """A run with its log, its messages, its inbox and its work item."""
+
+    number: int
+    key: RunKey
+    conversation: StoredConversation
+    pool: str
+    record: bytes
+    info: bytes
+    created: int
+    updated: int
+    state: RunState.ValueType
+    activation: int = 0
+    """Its place in the conversation, from 1; 0 before it became active."""
+    version: int = 0
+    last_seq: int = 0
+    epoch: int = 0
+    checkpoint: bytes = b""
+    checkpoint_seq: int = 0
+    frames: list[Frame] = field(default_factory=list)
+    messages: dict[int, bytes] = field(default_factory=dict)
+    inbox: dict[str, StoredSignal] = field(default_factory=dict)
+    item: Item | None = None
+    timers: set[float] = field(default_factory=set)
+
+    def unread(self) -> tuple[InboxSignal, ...]:
+        """Return the signals no frame has taken, in the order they came."""
+        return tuple(InboxSignal(name, signal.body) for name, signal in self.inbox.items() if not signal.taken)
+
+    def head(self) -> Head:
+        """Return where it stands."""
+        public = records.public_run(self.info, self.state, self.last_seq, self.created, self.updated)
+        return Head(
+            self.key,
+            self.version,
+            self.last_seq,
+            self.epoch,
+            self.state,
+            self.conversation.conversation_id,
+            public,
+        )
+
+
+class MemoryClaim:
+    """A run in hand, for as long as its item carries this claim's token."""
+
+    def __init__(
+        self, run: StoredRun, item: Item, ack: Callable[[StoredRun], None], nak: Callable[[StoredRun, float], None]
+    ) -> None:
+        self._run = run
+        self._token = item.token
+        self._ack = ack
+        self._nak = nak
+        self.key = run.key
+        self.redelivered = item.deliveries > 1
+
+    @property
+    def lost(self) -> bool:
+        """True once the item is in other hands, or gone."""
+        return self._run.item is None or self._run.item.token != self._token
+
+    async def ack(self) -> None:
+        """The work is done."""
+        if not self.lost:
+            self._ack(self._run)
+
+    async def nak(self, delay: float) -> None:
+        """Put the item back for ``delay`` seconds."""
+        if not self.lost:
+            self._nak(self._run, delay)
+
+
+def page_of(items: Sequence[tuple[tuple[int, ...], T]], size: int, token: str, parts: int) -> Page[T]:
+    """Return the page of items (each with its sort key of ``parts`` integers) that the token asks for."""
+    after = page_key(token, parts)
+    rest = sorted((item for item in items if after is None or item[0] > after), key=lambda item: item[0])
+    page = rest[: page_length(size)]
+    return Page([item for _, item in page], make_token(*page[-1][0]) if len(rest) > len(page) else "")

@@ -1,0 +1,146 @@
+"""The database file: whose it is, in which version, where it lies, and how a connection to it is made.
+
+A file is looked at read-only before anything is written: one that is not ours, is damaged or comes from a
+newer release is refused with a text that says so, and stays as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from dualclaw_server.engine.store import Full, StoreError, Unavailable
+from dualclaw_server.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS, VERSION
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMEOUT = 10.0
+"""Seconds to wait for another process's transaction, unless told otherwise."""
+
+NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.glusterfs"}
+)
+_CHECKED_WHOLE = 16 << 20
+_WAL_PAGES = 4000
+
+
+def connect(path: Path, *, read_only: bool = False, timeout: float = BUSY_TIMEOUT) -> sqlite3.Connection:
+    """Open a connection in autocommit mode that any one thread at a time may use.
+
+    A read-only one sees what is committed but cannot write; a writing one still needs ``prepare_writer``, and
+    waits ``timeout`` seconds for another process's transaction.
+    """
+    mode = "ro" if read_only else "rw"
+    return sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+
+
+def store_error(error: sqlite3.Error) -> StoreError:
+    """Return what an error of SQLite means for a caller; nothing was stored."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return Full(f"the database has no room: {error}")
+    return Unavailable(f"the database does not answer: {error}")
+
+
+def prepare(path: Path) -> None:
+    """Make the file ready for use: create it, or bring an older one up to date.
+
+    Raises:
+        StoreError: it is not ours, damaged, or newer than this code; the file is unchanged.
+        Unavailable: it cannot be opened.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size:
+            _inspect(path)
+        else:
+            # Conversations are private: the database, and with it its side files, gets these permissions.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _warn_of_network(path)
+        with closing(connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            _migrate(connection)
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise StoreError(f"{path} is not a usable SQLite database: {error}") from error
+        raise Unavailable(f"{path} cannot be opened: {error}") from error
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be opened: {error}") from error
+
+
+def prepare_writer(connection: sqlite3.Connection, max_bytes: int | None) -> None:
+    """Set what a writing connection needs; ``max_bytes`` limits the size of the file."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_PAGES * 4096}")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if max_bytes is not None:
+        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}")
+
+
+def _inspect(path: Path) -> None:
+    with closing(connect(path, read_only=True)) as connection:
+        (owner,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if owner != APPLICATION_ID and (owner or version or tables):
+            raise StoreError(f"{path} is a database of another program; it was left as it is")
+        if version > VERSION:
+            raise StoreError(
+                f"{path} was written by a newer dualclaw (format {version}, this one knows {VERSION}); upgrade this one"
+            )
+        if path.stat().st_size <= _CHECKED_WHOLE:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise StoreError(f"{path} is damaged ({verdict}); it was left as it is, restore it from a backup")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        for step in MIGRATIONS[version:]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        if version < VERSION:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _warn_of_network(path: Path) -> None:
+    kind = filesystem_of(path.absolute(), Path("/proc/mounts"))
+    if kind in NETWORK_FILESYSTEMS:
+        log.warning("%s lies on a network filesystem (%s): SQLite may lose data there; use a local disk", path, kind)
+
+
+def filesystem_of(path: Path, mounts: Path) -> str:
+    """Return the kind of filesystem a path is on, after the mount table; empty where there is none."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        if (path == Path(mount) or Path(mount) in path.parents) and len(mount) >= len(best):
+            best, kind = mount, fields[2]
+    return kind

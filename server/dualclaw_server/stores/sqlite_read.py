@@ -1,0 +1,252 @@
+"""Reads, each as a function on a read connection; a pool of a few connections, each with its thread.
+
+A connection is in autocommit mode: every statement sees all that was committed before it began, so a
+follower that was told of a frame finds it. Where several statements must agree they share a transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from dualclaw import Conversation, Message, Run, RunState
+from dualclaw_server.engine.store import Frame, Head, InboxSignal, Loaded, Page, RunKey, RunMessage, Unavailable
+from dualclaw_server.stores import records
+from dualclaw_server.stores.pages import make_token, page_key, page_length
+from dualclaw_server.stores.sqlite_file import connect, store_error
+from dualclaw_server.stores.sqlite_transaction import DURABLE, ENDS_SEGMENT, HEAD_QUERY, head_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS = 2
+"""Read connections of a process; more would only wait for Python's interpreter lock."""
+
+
+class Readers:
+    """The pool of read connections."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: deque[sqlite3.Connection] = deque()
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="dualclaw-reader")
+        self._closed = False
+
+    async def run(self, read: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a read in a thread of the pool."""
+        if self._closed:
+            raise Unavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: self._with_connection(read, *args, **kwargs)
+        )
+
+    def _with_connection(
+        self, read: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            connection = self._idle.pop() if self._idle else connect(self._path, read_only=True)
+            try:
+                return read(connection, *args, **kwargs)
+            finally:
+                self._idle.append(connection)
+        except sqlite3.Error as error:
+            raise store_error(error) from error
+
+    def close(self) -> None:
+        """Finish the reads under way and close the connections; blocks."""
+        self._closed = True
+        self._threads.shutdown()
+        while self._idle:
+            self._idle.pop().close()
+
+
+@contextmanager
+def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
+
+
+def head(connection: sqlite3.Connection, key: RunKey) -> Head:
+    """Return where a run stands."""
+    row = connection.execute(f"{HEAD_QUERY} WHERE r.tenant = ? AND r.run_id = ?", (key.tenant, key.run_id)).fetchone()
+    if row is None:
+        raise records.unknown_run()
+    return head_of(row)
+
+
+def load(connection: sqlite3.Connection, key: RunKey) -> Loaded:
+    """Return what a worker needs to go on."""
+    with _snapshot(connection):
+        at = head(connection, key)
+        run, record = connection.execute(
+            "SELECT id, record FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+        ).fetchone()
+        checkpoint = connection.execute("SELECT seq, body, blob FROM checkpoints WHERE run = ?", (run,)).fetchone()
+        body = _payload(connection, checkpoint[1], checkpoint[2]) if checkpoint else b""
+        messages = connection.execute("SELECT position, body FROM messages WHERE run = ? ORDER BY position", (run,))
+        own = tuple(RunMessage(position, Message.FromString(text)) for position, text in messages)
+        inbox = connection.execute("SELECT signal_id, body FROM inbox WHERE run = ? AND NOT taken ORDER BY id", (run,))
+        unread = tuple(InboxSignal(*signal) for signal in inbox)
+    return Loaded(at, record, body, checkpoint[0] if checkpoint else 0, own, unread)
+
+
+def frames(connection: sqlite3.Connection, key: RunKey, after: int, limit: int) -> tuple[Sequence[Frame], bool]:
+    """Return stored frames with events after ``after``, and whether there are no more."""
+    with _snapshot(connection):
+        row = connection.execute(
+            "SELECT id, kept_from FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+        ).fetchone()
+        if row is None:
+            raise records.unknown_run()
+        run, kept_from = row
+        if after + 1 < kept_from:
+            raise records.log_compacted(kept_from)
+        found: list[Frame] = []
+        size = 0
+        rows = connection.execute(
+            "SELECT first_seq, last_seq, epoch, state, flags, body, blob FROM frames"
+            " WHERE run = ? AND last_seq > ? ORDER BY last_seq",
+            (run, after),
+        )
+        for first_seq, last_seq, epoch, state, flags, inline, blob in rows:
+            body = inline if blob is None else _payload(connection, inline, blob)
+            if found and size + len(body) > limit:
+                rows.close()
+                return found, False
+            size += len(body)
+            frame = Frame(
+                epoch,
+                first_seq,
+                last_seq - first_seq + 1,
+                body,
+                state,
+                durable=bool(flags & DURABLE),
+                ends_segment=bool(flags & ENDS_SEGMENT),
+            )
+            found.append(frame if found else frame.after(after))
+    return found, True
+
+
+def _payload(connection: sqlite3.Connection, inline: bytes | None, blob: bytes | None) -> bytes:
+    if inline is not None:
+        return inline
+    row = connection.execute("SELECT body FROM blobs WHERE hash = ?", (blob,)).fetchone()
+    if row is None:
+        raise Unavailable("a stored payload is missing: the database is damaged")
+    return bytes(row[0])
+
+
+def list_runs(
+    connection: sqlite3.Connection,
+    tenant: str,
+    states: Collection[RunState.ValueType],
+    conversation_id: str,
+    size: int,
+    token: str,
+) -> Page[Run]:
+    """List runs, newest first."""
+    where = ["r.tenant = ?"]
+    values: list[str | int] = [tenant]
+    if key := page_key(token, 1):
+        where.append("r.id < ?")
+        values.append(key[0])
+    if states:
+        where.append(f"r.state IN ({', '.join('?' * len(states))})")
+        values.extend(states)
+    if conversation_id:
+        where.append("r.conversation = (SELECT id FROM conversations WHERE tenant = ? AND conversation_id = ?)")
+        values.extend((tenant, conversation_id))
+    length = page_length(size)
+    query = f"{HEAD_QUERY} WHERE {' AND '.join(where)} ORDER BY r.id DESC LIMIT ?"
+    rows = connection.execute(query, (*values, length + 1)).fetchall()
+    token = make_token(rows[length - 1][0]) if len(rows) > length else ""
+    return Page([head_of(row).run for row in rows[:length]], token)
+
+
+_CONVERSATION_QUERY = """
+    SELECT c.conversation_id, c.title, c.created, c.updated, coalesce(r.run_id, ''), c.id
+    FROM conversations c LEFT JOIN runs r ON r.id = c.active
+"""
+
+
+def get_conversation(connection: sqlite3.Connection, tenant: str, conversation_id: str) -> Conversation:
+    """Return a conversation."""
+    row = connection.execute(
+        f"{_CONVERSATION_QUERY} WHERE c.tenant = ? AND c.conversation_id = ?", (tenant, conversation_id)
+    ).fetchone()
+    if row is None:
+        raise records.unknown_conversation()
+    return records.public_conversation(*row[:5])
+
+
+def list_conversations(connection: sqlite3.Connection, tenant: str, size: int, token: str) -> Page[Conversation]:
+    """List conversations, the last changed first."""
+    length = page_length(size)
+    before = page_key(token, 2) or (2**63 - 1, 2**63 - 1)
+    rows = connection.execute(
+        f"{_CONVERSATION_QUERY} WHERE c.tenant = ? AND (c.updated, c.id) < (?, ?)"
+        " ORDER BY c.updated DESC, c.id DESC LIMIT ?",
+        (tenant, *before, length + 1),
+    ).fetchall()
+    token = make_token(rows[length - 1][3], rows[length - 1][5]) if len(rows) > length else ""
+    return Page([records.public_conversation(*row[:5]) for row in rows[:length]], token)
+
+
+def _conversation_number(connection: sqlite3.Connection, tenant: str, conversation_id: str) -> int:
+    row = connection.execute(
+        "SELECT id FROM conversations WHERE tenant = ? AND conversation_id = ?", (tenant, conversation_id)
+    ).fetchone()
+    if row is None:
+        raise records.unknown_conversation()
+    return int(row[0])
+
+
+def list_messages(
+    connection: sqlite3.Connection, tenant: str, conversation_id: str, size: int, token: str
+) -> Page[Message]:
+    """List messages, the oldest first."""
+    length = page_length(size)
+    after = page_key(token, 2) or (-1, -1)
+    with _snapshot(connection):
+        conversation = _conversation_number(connection, tenant, conversation_id)
+        rows = connection.execute(
+            "SELECT activation, position, body FROM messages WHERE conversation = ? AND visible"
+            " AND (activation, position) > (?, ?) ORDER BY activation, position LIMIT ?",
+            (conversation, *after, length + 1),
+        ).fetchall()
+    token = make_token(rows[length - 1][0], rows[length - 1][1]) if len(rows) > length else ""
+    return Page([Message.FromString(row[2]) for row in rows[:length]], token)
+
+
+def history(connection: sqlite3.Connection, tenant: str, conversation_id: str, before_run: str) -> Sequence[Message]:
+    """Return the messages that came before a run became active; all of them while it waits."""
+    with _snapshot(connection):
+        conversation = _conversation_number(connection, tenant, conversation_id)
+        row = connection.execute(
+            "SELECT activation FROM runs WHERE tenant = ? AND run_id = ?", (tenant, before_run)
+        ).fetchone()
+        if row is None:
+            raise records.unknown_run()
+        rows = connection.execute(
+            "SELECT body FROM messages WHERE conversation = ? AND visible AND activation < ?"
+            " ORDER BY activation, position",
+            (conversation, row[0] or 2**63 - 1),
+        ).fetchall()
+    return [Message.FromString(body) for (body,) in rows]
+
+
+def get_setting(connection: sqlite3.Connection, tenant: str, name: str) -> tuple[bytes, int] | None:
+    """Return a small setting and its revision."""
+    row = connection.execute(
+        "SELECT value, revision FROM settings WHERE tenant = ? AND name = ?", (tenant, name)
+    ).fetchone()
+    return None if row is None else (row[0], row[1])

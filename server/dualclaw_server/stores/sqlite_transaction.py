@@ -1,0 +1,218 @@
+"""The write transaction: what all operations of one group commit share. Used by the writer thread alone.
+
+Rules:
+- ``PRAGMA synchronous`` is set before BEGIN, to the strongest need in the batch: inside a transaction it
+  cannot change.
+- Where each log stands is remembered from one transaction to the next, so an append needs no query. That
+  memory holds as long as ``PRAGMA data_version``, read inside the transaction, says that no other
+  connection has written; any rollback forgets it.
+- Frames and heads are gathered and written many rows to a statement: two or three statements for a batch
+  of 64 appends. Besides the time, each statement gives up Python's interpreter lock and has to get it back
+  from a busy event loop. Whoever reads ``heads`` or ``frames`` inside the transaction calls ``flush`` first.
+- An operation refuses before it writes. So a refused one leaves nothing behind, without a savepoint each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from dualclaw import RunState
+from dualclaw_server.engine.store import Frame, Head, RunKey
+from dualclaw_server.stores.records import Clock, public_run
+
+DURABLE, ENDS_SEGMENT = 1, 2
+"""Bits of ``frames.flags``."""
+
+INLINE = 256 * 1024
+"""Payloads above this many bytes go to ``blobs``."""
+
+_REMEMBERED = 8192
+
+
+def _by_rows(statement: str, columns: int) -> dict[int, str]:
+    """Return the statement for 16, 4 and 1 rows, whose texts SQLite then finds prepared."""
+    row = f"({', '.join('?' * columns)})"
+    return {rows: statement.format(", ".join([row] * rows)) for rows in (16, 4, 1)}
+
+
+_INSERT_FRAMES = _by_rows("INSERT INTO frames (run, first_seq, last_seq, epoch, state, flags, body, blob) VALUES {}", 8)
+_MOVE_HEADS = _by_rows(
+    "INSERT INTO heads (run, version, last_seq, epoch, updated) VALUES {} ON CONFLICT (run) DO UPDATE SET"
+    " version = excluded.version, last_seq = excluded.last_seq, epoch = excluded.epoch, updated = excluded.updated",
+    5,
+)
+
+HEAD_QUERY = """
+    SELECT r.id, r.tenant, r.run_id, h.version, h.last_seq, h.epoch, r.state, c.conversation_id,
+           r.info, r.created, h.updated, r.kept_from
+    FROM runs r JOIN heads h ON h.run = r.id JOIN conversations c ON c.id = r.conversation
+"""
+HeadRow = tuple[int, str, str, int, int, int, int, str, bytes, int, int, int]
+
+
+def head_of(row: HeadRow) -> Head:
+    """Return the head in a row of ``HEAD_QUERY``."""
+    _, tenant, run_id, version, last_seq, epoch, state, conversation_id, info, created, updated, kept_from = row
+    run = public_run(info, state, last_seq, created, updated)
+    return Head(RunKey(tenant, run_id), version, last_seq, epoch, run.state, conversation_id, run, kept_from)
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a log stands, as the next append must find it."""
+
+    run: int
+    version: int
+    last_seq: int
+    epoch: int
+    state: RunState.ValueType
+    conversation: int
+    activation: int
+    updated: int
+
+
+@dataclass(slots=True)
+class Effects:
+    """What must be told on the event loop once the transaction is committed."""
+
+    frames: list[tuple[RunKey, Frame]]
+    signals: list[RunKey]
+    ready: list[tuple[str, float]]
+    """Pools and the time from which there may be work."""
+    gone: list[RunKey]
+
+    def add(self, later: Effects) -> None:
+        """Take in what a later transaction has to tell."""
+        self.frames += later.frames
+        self.signals += later.signals
+        self.ready += later.ready
+        self.gone += later.gone
+
+
+class Transaction:
+    """The open transaction and what it has gathered. One object serves all, one after the other.
+
+    Args:
+        connection: in autocommit mode, for this object alone.
+        clock: seconds since the epoch.
+        owner: id of this process in ``owners``.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, owner: int) -> None:
+        self.connection = connection
+        self.clock = clock
+        self.owner = owner
+        self.now = 0.0
+        self.micros = 0
+        self.effects = Effects([], [], [], [])
+        self.commits = 0
+        self._full = False
+        self._data_version = -1
+        self._positions: dict[RunKey, Position] = {}
+        self._moved: dict[int, Position] = {}
+        self._frames: list[tuple[int, int, int, int, int, int, bytes | None, bytes | None]] = []
+
+    def begin(self, *, full: bool) -> None:
+        """Begin; ``full``: the commit must survive a power loss."""
+        if full is not self._full:
+            self.connection.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
+            self._full = full
+        self.connection.execute("BEGIN IMMEDIATE")
+        (version,) = self.connection.execute("PRAGMA data_version").fetchone()
+        if version != self._data_version or len(self._positions) > _REMEMBERED:
+            self._positions.clear()
+            self._data_version = version
+        self.now = self.clock()
+        self.micros = int(self.now * 1_000_000)
+
+    def commit(self) -> None:
+        """Commit; call ``flush`` before."""
+        self.connection.execute("COMMIT")
+        self.commits += 1
+
+    def rollback(self) -> None:
+        """Undo everything since ``begin``, as far as SQLite has not done so itself."""
+        self._positions.clear()
+        self._moved.clear()
+        self._frames.clear()
+        self.effects = Effects([], [], [], [])
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    def take_effects(self) -> Effects:
+        """Return what must be told, and begin anew."""
+        effects, self.effects = self.effects, Effects([], [], [], [])
+        return effects
+
+    def position(self, key: RunKey) -> Position | None:
+        """Return where a log stands; None when there is no such run."""
+        position = self._positions.get(key)
+        if position is None:
+            row = self.connection.execute(
+                "SELECT r.id, h.version, h.last_seq, h.epoch, r.state, r.conversation, r.activation, h.updated"
+                " FROM runs r JOIN heads h ON h.run = r.id WHERE r.tenant = ? AND r.run_id = ?",
+                (key.tenant, key.run_id),
+            ).fetchone()
+            if row is None:
+                return None
+            position = self._positions[key] = Position(*row)
+        return position
+
+    def forget(self, key: RunKey) -> None:
+        """Have a run's position read anew, because something other than an append has changed it."""
+        self.flush()
+        self._positions.pop(key, None)
+
+    def move(self, position: Position) -> None:
+        """Have a changed position written."""
+        self._moved[position.run] = position
+
+    def add_frame(self, run: int, frame: Frame) -> None:
+        """Have a frame with events written."""
+        body, blob = self.store_payload(frame.body)
+        flags = frame.durable * DURABLE | frame.ends_segment * ENDS_SEGMENT
+        self._frames.append((run, frame.first_seq, frame.last_seq, frame.epoch, frame.state, flags, body, blob))
+
+    def flush(self) -> None:
+        """Write the gathered frames and heads."""
+        if self._frames:
+            self._insert(_INSERT_FRAMES, self._frames)
+            self._frames.clear()
+        if self._moved:
+            moved = self._moved.values()
+            self._insert(_MOVE_HEADS, [(at.run, at.version, at.last_seq, at.epoch, at.updated) for at in moved])
+            self._moved.clear()
+
+    def _insert(self, statements: dict[int, str], rows: Sequence[tuple[object, ...]]) -> None:
+        start = 0
+        for size, statement in statements.items():
+            while len(rows) - start >= size:
+                values = list(chain.from_iterable(rows[start : start + size]))
+                self.connection.execute(statement, values)
+                start += size
+
+    def store_payload(self, body: bytes) -> tuple[bytes | None, bytes | None]:
+        """Return (body, None), or (None, hash) after a large one went to ``blobs``."""
+        if len(body) <= INLINE:
+            return body, None
+        digest = hashlib.sha256(body).digest()
+        self.connection.execute(
+            "INSERT INTO blobs (hash, uses, body) VALUES (?, 1, ?) ON CONFLICT (hash) DO UPDATE SET uses = uses + 1",
+            (digest, body),
+        )
+        return None, digest
+
+    def drop_blob(self, digest: bytes | None) -> None:
+        """Give up one use of a blob."""
+        if digest is not None:
+            self.connection.execute("UPDATE blobs SET uses = uses - 1 WHERE hash = ?", (digest,))
+            self.connection.execute("DELETE FROM blobs WHERE hash = ? AND uses <= 0", (digest,))
+
+    def head(self, run: int) -> Head:
+        """Return where a run stands, this transaction included."""
+        self.flush()
+        return head_of(self.connection.execute(f"{HEAD_QUERY} WHERE r.id = ?", (run,)).fetchone())

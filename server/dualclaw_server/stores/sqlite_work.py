@@ -1,0 +1,159 @@
+"""Work items in a transaction: who is to be delivered, to whom, and when.
+
+A run has at most one item. While somebody holds it, another wish for delivery (a signal, a timer, its turn
+in the queue) is only noted in ``again`` and turns into a new item when the holder acks: so no wake can
+steal a running run, and none is lost. A note left by a signal is dropped if the run has parked meanwhile and
+has read all its signals.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from dualclaw_server.engine.store import FINAL, RunKey
+from dualclaw_server.stores.records import INTERRUPTED, unknown_run
+from dualclaw_server.stores.sqlite_owners import OwnerLocks
+from dualclaw_server.stores.sqlite_transaction import Transaction
+
+FOR_SIGNAL, FOR_CERTAIN = 1, 2
+"""Values of ``work.again``: delivered again if the run has not read its signals; in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A work item that was claimed."""
+
+    run: int
+    key: RunKey
+    token: int
+    redelivered: bool
+
+
+def register(tx: Transaction, locks: OwnerLocks) -> None:
+    """Enter this process among the owners, and release what those hold whose process is gone.
+
+    The lock is taken before the row can be seen, so no living process ever looks dead.
+    """
+    owner = tx.connection.execute("INSERT INTO owners (opened) VALUES (?)", (tx.micros,)).lastrowid
+    assert owner is not None  # noqa: S101 - an INSERT has one
+    locks.take(owner)
+    tx.owner = owner
+    for (other,) in tx.connection.execute("SELECT id FROM owners WHERE id != ?", (owner,)).fetchall():
+        if not locks.lives(other):
+            release(tx, other)
+
+
+def make_due(tx: Transaction, run: int, pool: str, again: int) -> None:
+    """See that a run is delivered: now, or after the delivery in hand."""
+    tx.connection.execute(
+        "INSERT INTO work (run, pool, ready) VALUES (?, ?, ?) ON CONFLICT (run) DO UPDATE SET"
+        " ready = CASE WHEN token IS NULL THEN min(ready, excluded.ready) ELSE ready END,"
+        " again = CASE WHEN token IS NULL THEN again ELSE max(again, ?) END",
+        (run, pool, tx.now, again),
+    )
+    tx.effects.ready.append((pool, tx.now))
+
+
+def wake(tx: Transaction, key: RunKey, at: float) -> None:
+    """Store a timer; a final run needs none."""
+    row = tx.connection.execute(
+        "SELECT id, state, pool FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+    ).fetchone()
+    if row is None:
+        raise unknown_run()
+    run, state, pool = row
+    if state not in FINAL:
+        tx.connection.execute("INSERT OR IGNORE INTO timers (at, run) VALUES (?, ?)", (at, run))
+        tx.effects.ready.append((pool, at))
+
+
+def claim(tx: Transaction, pool: str, worker: str, lease: float) -> Delivery | None:
+    """Take the item that has been ready the longest; None when nothing is ready."""
+    _fire_timers(tx)
+    row = tx.connection.execute(
+        "SELECT w.run, r.tenant, r.run_id, w.deliveries FROM work w JOIN runs r ON r.id = w.run"
+        " WHERE w.pool = ? AND w.ready <= ? ORDER BY w.ready, w.run LIMIT 1",
+        (pool, tx.now),
+    ).fetchone()
+    delivery = None
+    if row is not None:
+        run, tenant, run_id, deliveries = row
+        delivery = Delivery(run, RunKey(tenant, run_id), secrets.randbits(62), deliveries > 0)
+        tx.connection.execute(
+            "UPDATE work SET token = ?, owner = ?, worker = ?, ready = ?, deliveries = deliveries + 1, again = 0"
+            " WHERE run = ?",
+            (delivery.token, tx.owner, worker, tx.now + lease, run),
+        )
+    due = next_due(tx, pool)
+    if due is not None:
+        tx.effects.ready.append((pool, due))
+    return delivery
+
+
+def next_due(tx: Transaction, pool: str) -> float | None:
+    """Return when the next item of a pool may be claimed; None when there is none. A timer counts for all pools."""
+    (item,) = tx.connection.execute("SELECT min(ready) FROM work WHERE pool = ?", (pool,)).fetchone()
+    (timer,) = tx.connection.execute("SELECT min(at) FROM timers").fetchone()
+    times = [time for time in (item, timer) if time is not None]
+    return min(times, default=None)
+
+
+def _fire_timers(tx: Transaction) -> None:
+    fired = tx.connection.execute(
+        "SELECT DISTINCT t.run, r.pool FROM timers t JOIN runs r ON r.id = t.run WHERE t.at <= ?", (tx.now,)
+    ).fetchall()
+    if fired:
+        tx.connection.execute("DELETE FROM timers WHERE at <= ?", (tx.now,))
+        for run, pool in fired:
+            make_due(tx, run, pool, FOR_CERTAIN)
+
+
+def ack(tx: Transaction, delivery: Delivery) -> None:
+    """End a delivery; nothing happens when its lease was lost."""
+    row = tx.connection.execute(
+        "SELECT w.again, w.pool, r.state FROM work w JOIN runs r ON r.id = w.run WHERE w.run = ? AND w.token = ?",
+        (delivery.run, delivery.token),
+    ).fetchone()
+    if row is None:
+        return
+    again, pool, state = row
+    tx.connection.execute("DELETE FROM work WHERE run = ?", (delivery.run,))
+    if again == FOR_CERTAIN or (again == FOR_SIGNAL and (state != INTERRUPTED or _has_unread(tx, delivery.run))):
+        make_due(tx, delivery.run, pool, FOR_CERTAIN)
+
+
+def nak(tx: Transaction, delivery: Delivery, delay: float) -> None:
+    """Put an item back; nothing happens when its lease was lost."""
+    row = tx.connection.execute(
+        "SELECT again, pool FROM work WHERE run = ? AND token = ?", (delivery.run, delivery.token)
+    ).fetchone()
+    if row is None:
+        return
+    again, pool = row
+    ready = tx.now if again else tx.now + delay
+    tx.connection.execute(
+        "UPDATE work SET token = NULL, owner = NULL, ready = ?, again = 0 WHERE run = ?", (ready, delivery.run)
+    )
+    tx.effects.ready.append((pool, ready))
+
+
+def release(tx: Transaction, owner: int) -> None:
+    """Make everything a process holds claimable at once, and forget the process: it is gone, or about to go."""
+    pools = tx.connection.execute("SELECT DISTINCT pool FROM work WHERE owner = ?", (owner,)).fetchall()
+    tx.connection.execute("UPDATE work SET token = NULL, owner = NULL, ready = ? WHERE owner = ?", (tx.now, owner))
+    tx.connection.execute("DELETE FROM owners WHERE id = ?", (owner,))
+    tx.effects.ready.extend((pool, tx.now) for (pool,) in pools)
+
+
+def drop(tx: Transaction, run: int, *, held_too: bool) -> None:
+    """Drop what could still wake a run; its item in hand only with ``held_too``, else that goes with the ack."""
+    tx.connection.execute("DELETE FROM timers WHERE run = ?", (run,))
+    tx.connection.execute("DELETE FROM work WHERE run = ? AND (token IS NULL OR ?)", (run, held_too))
+    tx.connection.execute("UPDATE work SET again = 0 WHERE run = ?", (run,))
+
+
+def _has_unread(tx: Transaction, run: int) -> bool:
+    return (
+        tx.connection.execute("SELECT 1 FROM inbox WHERE run = ? AND NOT taken LIMIT 1", (run,)).fetchone() is not None
+    )

@@ -1,0 +1,173 @@
+"""Stores under test, and the values they are fed with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Role, Run, RunResponse, RunState
+from dualclaw_server.engine.store import Claim, Frame, NewRun, RunKey, RunMessage, RunStore
+from dualclaw_server.stores.memory import MemoryStore
+from dualclaw_server.stores.sqlite import SqliteStore
+
+QUEUED = RunState.RUN_STATE_QUEUED
+RUNNING = RunState.RUN_STATE_RUNNING
+INTERRUPTED = RunState.RUN_STATE_INTERRUPTED
+SUCCEEDED = RunState.RUN_STATE_SUCCEEDED
+CANCELLED = RunState.RUN_STATE_CANCELLED
+
+
+class Make:
+    """Builds the values a store takes, with as little as a test must say."""
+
+    def key(self, name: str, tenant: str = "acme") -> RunKey:
+        return RunKey(tenant, name)
+
+    def new(
+        self,
+        name: str,
+        conversation: str = "",
+        *,
+        tenant: str = "acme",
+        request_id: str = "",
+        on_busy: BusyPolicy.ValueType = BusyPolicy.BUSY_POLICY_REJECT,
+        **changes: Any,
+    ) -> NewRun:
+        conversation = conversation or f"c-{name}"
+        new = NewRun(
+            key=RunKey(tenant, name),
+            conversation_id=conversation,
+            new_conversation=True,
+            title=f"title of {conversation}",
+            request_id=request_id,
+            fingerprint="print",
+            record=b"record of " + name.encode(),
+            run=Run(id=name, conversation_id=conversation, agent="helper"),
+            message=self.message(f"{name}-0", Role.ROLE_USER),
+            on_busy=on_busy,
+            replace_signal=b"replaced",
+        )
+        return replace(new, **changes)
+
+    def message(self, message_id: str, role: Role.ValueType = Role.ROLE_ASSISTANT) -> Message:
+        return Message(id=message_id, role=role)
+
+    def events(self, first: int, count: int, text: str = "x") -> bytes:
+        events = [EngineEvent(seq=seq, delta=Delta(content=f"{text}{seq}")) for seq in range(first, first + count)]
+        return RunResponse(events=events).SerializeToString()
+
+    def frame(self, first: int, count: int = 1, *, text: str = "x", **changes: Any) -> Frame:
+        state = changes.pop("state", RUNNING)
+        return replace(Frame(1, first, count, self.events(first, count, text), state), **changes)
+
+
+class LogWriter:
+    """Appends to one run and remembers where its log stands."""
+
+    def __init__(self, store: RunStore, key: RunKey, make: Make) -> None:
+        self.store = store
+        self.key = key
+        self.make = make
+        self.version = 0
+        self.last_seq = 0
+
+    def send(self, count: int = 1, **changes: Any) -> Awaitable[int]:
+        frame = self.make.frame(self.last_seq + 1, count, **changes)
+        appended = self.store.append(self.key, frame, self.version)
+        self.version += 1
+        self.last_seq = frame.last_seq
+        return appended
+
+    async def add(self, count: int = 1, **changes: Any) -> int:
+        return await asyncio.wait_for(self.send(count, **changes), 10)
+
+    async def park(self, *ids: str) -> None:
+        await self.add(state=INTERRUPTED, messages=self.messages(*ids), ends_segment=True)
+
+    async def end(self, *ids: str, state: RunState.ValueType = SUCCEEDED) -> None:
+        await self.add(state=state, messages=self.messages(*ids), ends_segment=True)
+
+    def messages(self, *ids: str) -> tuple[RunMessage, ...]:
+        return tuple(RunMessage(1 + at, self.make.message(name)) for at, name in enumerate(ids))
+
+
+@pytest.fixture
+def make() -> Make:
+    return Make()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RunStore]:
+    """Each store in turn, open."""
+    made: RunStore = MemoryStore(max_pending=4096)
+    if request.param == "sqlite":
+        made = SqliteStore(tmp_path / "runs.db", max_pending=4096)
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """A SQLite store alone, open."""
+    made = SqliteStore(tmp_path / "runs.db")
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def writer(make: Make) -> Callable[[RunStore, RunKey], LogWriter]:
+    """Makes the writer of a run's log."""
+    return lambda store, key: LogWriter(store, key, make)
+
+
+@pytest.fixture
+def claim_now() -> Callable[..., Awaitable[Claim]]:
+    """Claims an item that must be there."""
+
+    async def claim(store: RunStore, wait: float = 2.0) -> Claim:
+        claimed = await asyncio.wait_for(store.claim("default", "worker", wait), wait + 5)
+        assert claimed is not None
+        return claimed
+
+    return claim
+
+
+@pytest.fixture
+def collect() -> Callable[..., Awaitable[list[EngineEvent]]]:
+    """Follows a run until it has seen a seq, and returns the events."""
+
+    async def run(store: RunStore, key: RunKey, after: int, until: int) -> list[EngineEvent]:
+        events: list[EngineEvent] = []
+        async with asyncio.timeout(20), aclosing(store.follow(key, after)) as frames:
+            if after >= until:
+                return events
+            async for some in frames:
+                events += parse(some)
+                if events and events[-1].seq >= until:
+                    return events
+        raise AssertionError("the follower ended")
+
+    return run
+
+
+def parse(frames: Sequence[Frame]) -> list[EngineEvent]:
+    events: list[EngineEvent] = []
+    for frame in frames:
+        inside = list(RunResponse.FromString(frame.body).events)
+        assert [event.seq for event in inside] == list(range(frame.first_seq, frame.last_seq + 1))
+        events += inside
+    return events
+
+
+@pytest.fixture
+def events_of() -> Callable[[Sequence[Frame]], list[EngineEvent]]:
+    """Parses frames, and checks that each holds the events it says."""
+    return parse

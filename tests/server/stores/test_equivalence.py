@@ -1,0 +1,238 @@
+"""Whatever is done to a store, SQLite answers like the in-memory reference."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Run, RunResponse, RunState
+from dualclaw.errors import EngineError
+from dualclaw_server.engine.store import Claim, Frame, NewRun, RunKey, RunMessage, RunStore, StoreError, Sync
+from dualclaw_server.stores.memory import MemoryStore
+from dualclaw_server.stores.sqlite import SqliteStore
+
+NAMES = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
+TENANTS = st.sampled_from(["t", "u"])
+CONVERSATIONS = st.sampled_from(["c", "d"])
+STATES = st.sampled_from([state for state in RunState.values() if state])
+
+
+class Stores(RuleBasedStateMachine):
+    """Does the same to both stores and compares every answer, every error, and all that can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undo = ExitStack()
+        self.runner = self.undo.enter_context(asyncio.Runner())
+        folder = self.undo.enter_context(tempfile.TemporaryDirectory())
+        self.now = 1_700_000_000.0
+        self.pair: tuple[RunStore, RunStore] = (
+            MemoryStore(clock=lambda: self.now),
+            SqliteStore(Path(folder) / "runs.db", clock=lambda: self.now, lease=1e6),
+        )
+        self.claims: list[tuple[Claim, Claim]] = []
+        self.keys: set[RunKey] = set()
+
+    @initialize()
+    def open(self) -> None:
+        for store in self.pair:
+            self.runner.run(store.open())
+
+    def teardown(self) -> None:
+        for store in self.pair:
+            self.runner.run(store.close())
+        self.undo.close()
+
+    def both(self, do: Callable[[RunStore], Awaitable[Any]]) -> list[Any]:
+        async def outcome(store: RunStore) -> Any:
+            try:
+                return await asyncio.wait_for(do(store), 10)
+            except EngineError as error:
+                return error.reason, dict(error.metadata)
+            except (StoreError, ValueError) as error:
+                return type(error)
+
+        return [self.runner.run(outcome(store)) for store in self.pair]
+
+    def same(self, do: Callable[[RunStore], Awaitable[Any]]) -> Any:
+        reference, tested = self.both(do)
+        assert reference == tested
+        return reference
+
+    @rule(
+        tenant=TENANTS,
+        name=NAMES,
+        conversation=CONVERSATIONS,
+        policy=st.sampled_from(BusyPolicy.values()),
+        request_id=st.sampled_from(["", "q1", "q2"]),
+        fingerprint=st.sampled_from(["f", "g"]),
+        fresh=st.booleans(),
+    )
+    def create(
+        self, tenant: str, name: str, conversation: str, policy: Any, request_id: str, fingerprint: str, fresh: bool
+    ) -> None:
+        key = RunKey(tenant, name)
+        self.keys.add(key)
+        self.same(
+            lambda store: store.create(
+                NewRun(
+                    key,
+                    conversation,
+                    fresh,
+                    "title",
+                    request_id,
+                    fingerprint,
+                    b"record",
+                    Run(id=name),
+                    Message(id=f"{name}-0"),
+                    policy,
+                    b"replaced",
+                )
+            )
+        )
+
+    @rule(
+        tenant=TENANTS,
+        name=NAMES,
+        count=st.integers(0, 3),
+        state=STATES | st.just(RunState.RUN_STATE_RUNNING),
+        wrong=st.sampled_from([0, 0, 0, 0, 1, -1]),
+        gap=st.sampled_from([0, 0, 0, 0, 1]),
+        epoch=st.sampled_from([1, 1, 1, 2]),
+        checkpoint=st.sampled_from([b"", b"one", b"two", b"x" * 300_000]),
+        messages=st.lists(st.integers(0, 4), max_size=2, unique=True),
+        signals=st.lists(st.sampled_from(["s1", "s2", "replace:r2"]), max_size=2),
+        marks=st.tuples(st.booleans(), st.booleans(), st.sampled_from(Sync)),
+        record=st.booleans(),
+    )
+    def append(
+        self,
+        tenant: str,
+        name: str,
+        count: int,
+        state: Any,
+        wrong: int,
+        gap: int,
+        epoch: int,
+        checkpoint: bytes,
+        messages: list[int],
+        signals: list[str],
+        marks: tuple[bool, bool, Sync],
+        record: bool,
+    ) -> None:
+        key = RunKey(tenant, name)
+
+        async def append(store: RunStore) -> int:
+            try:
+                head = await store.head(key)
+                version, first = head.version, head.last_seq + 1
+            except EngineError:
+                version, first = 0, 1
+            events = [EngineEvent(seq=first + n, delta=Delta(content="x")) for n in range(count)]
+            frame = Frame(
+                epoch,
+                first + gap,
+                count,
+                RunResponse(events=events).SerializeToString(),
+                state,
+                durable=marks[0],
+                ends_segment=marks[1],
+                checkpoint=checkpoint,
+                messages=tuple(RunMessage(n, Message(id=f"{name}-{n}-{version}")) for n in messages),
+                signals=tuple(signals),
+                run=Run(id=name, agent=f"at {version}") if record else None,
+                sync=marks[2],
+            )
+            return await store.append(key, frame, version + wrong)
+
+        self.same(append)
+
+    @rule(tenant=TENANTS, name=NAMES, signal_id=st.sampled_from(["s1", "s2"]), body=st.binary(max_size=3))
+    def signal(self, tenant: str, name: str, signal_id: str, body: bytes) -> None:
+        self.same(lambda store: store.signal(RunKey(tenant, name), body, signal_id))
+
+    @rule(tenant=TENANTS, name=NAMES, after=st.sampled_from([-1.0, 0.0, 5.0, 20.0]))
+    def wake(self, tenant: str, name: str, after: float) -> None:
+        self.same(lambda store: store.wake(RunKey(tenant, name), self.now + after))
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def claim(self) -> None:
+        reference, tested = self.both(lambda store: store.claim("default", "w", 0))
+        assert (reference is None) == (tested is None)
+        if reference is not None:
+            assert (reference.key, reference.redelivered) == (tested.key, tested.redelivered)
+            self.claims.append((reference, tested))
+
+    @rule(at=st.integers(0, 9), delay=st.sampled_from([None, 0.0, 3.0]))
+    def give_back(self, at: int, delay: float | None) -> None:
+        if not self.claims:
+            return
+        for claim in self.claims.pop(at % len(self.claims)):
+            self.runner.run(claim.ack() if delay is None else claim.nak(delay))
+
+    @rule(tenant=TENANTS, name=NAMES)
+    def delete(self, tenant: str, name: str) -> None:
+        self.same(lambda store: store.delete(RunKey(tenant, name)))
+
+    @rule(tenant=TENANTS, conversation=CONVERSATIONS)
+    def delete_conversation(self, tenant: str, conversation: str) -> None:
+        self.same(lambda store: store.delete_conversation(tenant, conversation))
+
+    @rule(tenant=TENANTS, value=st.binary(max_size=2), revision=st.integers(-1, 3))
+    def put(self, tenant: str, value: bytes, revision: int) -> None:
+        self.same(lambda store: store.put(tenant, "setting", value, revision))
+        self.same(lambda store: store.get(tenant, "setting"))
+
+    @rule()
+    def reopen(self) -> None:
+        for store in self.pair:
+            self.runner.run(store.close())
+            self.runner.run(store.open())
+        self.claims.clear()
+
+    @invariant()
+    def everything_reads_the_same(self) -> None:
+        for key in sorted(self.keys, key=lambda key: (key.tenant, key.run_id)):
+            self.same(lambda store, key=key: store.load(key))
+            self.same(lambda store, key=key: store.read(key, 2))
+        for tenant in ("t", "u"):
+            runs = self.same(
+                lambda store, tenant=tenant: _items(store.list_runs, tenant, states=(), conversation_id="")
+            )
+            active = self.same(lambda store, tenant=tenant: _items(store.list_conversations, tenant))
+            for name in ("c", "d"):
+                self.same(lambda store, tenant=tenant, name=name: _items(store.list_messages, tenant, name))
+                self.same(lambda store, tenant=tenant, name=name: store.history(tenant, name, "r1"))
+            running = [run for run in runs if run.state in (2, 3)]
+            assert len(running) == sum(bool(conversation.active_run_id) for conversation in active)
+
+
+async def _items(listing: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+    return list((await listing(*args, page_size=0, page_token="", **kwargs)).items)
+
+
+def test_sqlite_answers_like_the_reference() -> None:
+    """Random operations on both stores give the same answers, errors and contents."""
+    run_state_machine_as_test(
+        Stores,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+            derandomize=True,
+            database=None,
+        ),
+    )

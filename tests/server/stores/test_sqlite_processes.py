@@ -1,0 +1,242 @@
+"""SqliteStore and processes: killed, hung, blocked, or side by side on one file."""
+
+import asyncio
+import signal
+import sys
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from dualclaw_server.engine.store import Fenced
+from dualclaw_server.stores import SqliteStore
+
+WORKER = """
+import asyncio, sys
+from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Run, RunResponse, RunState
+from dualclaw_server.engine.store import Frame, NewRun, RunKey
+from dualclaw_server.stores import SqliteStore
+
+def frame(seq):
+    body = RunResponse(events=[EngineEvent(seq=seq, delta=Delta(content=f"x{seq}"))]).SerializeToString()
+    return Frame(1, seq, 1, body, RunState.RUN_STATE_RUNNING)
+
+async def main(path, job):
+    store = SqliteStore(path)
+    await store.open()
+    key = RunKey("acme", "r1")
+    if job == "write":
+        await store.create(NewRun(key, "c", True, "", "", "", b"", Run(id="r1"), Message(id="m"),
+                                  BusyPolicy.BUSY_POLICY_REJECT, b""))
+        claim = await store.claim("default", "w", 5)
+        print("claimed", claim.key.run_id, flush=True)
+        for seq in range(1, 1_000_000):
+            await store.append(key, frame(seq), seq - 1)
+            print("acked", seq, flush=True)
+    elif job == "append":
+        for line in sys.stdin:
+            head = await store.head(key)
+            await store.append(key, frame(head.last_seq + 1), head.version)
+    elif job == "claim":
+        claim = await store.claim("default", "w", 20)
+        print("claimed", claim.key.run_id, flush=True)
+        woken = asyncio.Event()
+        store.on_signal(lambda key: woken.set())
+        await asyncio.wait_for(woken.wait(), 20)
+        print("signalled", (await store.load(claim.key)).unread[0].signal_id, flush=True)
+        await asyncio.sleep(60)
+    await store.close()
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.fixture
+async def process(tmp_path):
+    """Starts a worker process on a file; all are killed at the end."""
+    started = []
+
+    async def start(path: Path, job: str) -> asyncio.subprocess.Process:
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WORKER, str(path), job, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        if worker.returncode is None:
+            worker.kill()
+        worker.stdin.close()
+        await asyncio.wait_for(worker.communicate(), 10)
+
+
+async def line(worker):
+    return (await asyncio.wait_for(worker.stdout.readline(), 20)).decode().split()
+
+
+async def kill(worker):
+    worker.send_signal(signal.SIGKILL)
+    rest = await asyncio.wait_for(worker.stdout.read(), 20)
+    await asyncio.wait_for(worker.wait(), 20)
+    return rest.decode().splitlines()
+
+
+async def test_a_killed_process_loses_no_acknowledged_frame_and_its_run_is_claimed_at_once(
+    tmp_path, process, make, events_of
+):
+    """Kill -9 in the middle of a stream: all that was acknowledged is there, and the next process goes on."""
+    worker = await process(tmp_path / "runs.db", "write")
+    assert await line(worker) == ["claimed", "r1"]
+    while (await line(worker))[1] != "200":
+        pass
+    # The last line may be cut short; a shorter number is a smaller one.
+    acked = max([200, *(int(text.split()[1]) for text in await kill(worker) if len(text.split()) == 2)])
+    store = SqliteStore(tmp_path / "runs.db")
+    began = time.monotonic()
+    await store.open()
+    claim = await asyncio.wait_for(store.claim("default", "w", 0), 5)
+    assert time.monotonic() - began < 3
+    assert claim is not None
+    assert claim.key == make.key("r1")
+    assert claim.redelivered
+    head = await store.head(claim.key)
+    assert head.last_seq in (acked, acked + 1)
+    assert head.version == head.last_seq
+    events = events_of(await store.read(claim.key, 0, limit=10_000_000))
+    assert [event.seq for event in events] == list(range(1, head.last_seq + 1))
+    await store.append(claim.key, make.frame(head.last_seq + 1, epoch=2), head.version)
+    await store.close()
+
+
+async def test_a_living_process_takes_over_from_a_killed_one_without_waiting_for_the_lease(tmp_path, process, make):
+    """The lease is 30 s; the lock says much sooner that nobody holds it any more."""
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    worker = await process(tmp_path / "runs.db", "write")
+    assert await line(worker) == ["claimed", "r1"]
+    assert await store.claim("default", "w", 0.2) is None
+    waiting = asyncio.create_task(store.claim("default", "w", 15))
+    began = time.monotonic()
+    await kill(worker)
+    claim = await asyncio.wait_for(waiting, 20)
+    assert claim is not None
+    assert claim.redelivered
+    assert time.monotonic() - began < 5
+    await store.close()
+
+
+async def test_a_follower_sees_what_another_process_writes(tmp_path, process, sqlite, make, writer, events_of):
+    """Attach works from any process on the file, for stored and for live frames."""
+    await sqlite.create(make.new("r1"))
+    await writer(sqlite, make.key("r1")).add()
+    worker = await process(tmp_path / "runs.db", "append")
+    async with asyncio.timeout(20), aclosing(sqlite.follow(make.key("r1"), 0)) as frames:
+        seen = events_of(await anext(frames))
+        for n in range(2, 6):
+            worker.stdin.write(b"one more\n")
+            await worker.stdin.drain()
+            seen += events_of(await anext(frames))
+            assert [event.seq for event in seen] == list(range(1, n + 1))
+
+
+async def test_another_process_claims_what_this_one_creates_and_hears_its_signals(tmp_path, process, sqlite, make):
+    """Work and signals cross processes within milliseconds, and what is in hand there is not delivered here."""
+    worker = await process(tmp_path / "runs.db", "claim")
+    async with asyncio.timeout(20):
+        while not sqlite.polls:
+            await asyncio.sleep(0.01)
+    await sqlite.create(make.new("r1"))
+    assert await line(worker) == ["claimed", "r1"]
+    assert await sqlite.claim("default", "w", 0.1) is None
+    began = time.monotonic()
+    await sqlite.signal(make.key("r1"), b"x", "approve")
+    assert await line(worker) == ["signalled", "approve"]
+    assert time.monotonic() - began < 2
+    assert await sqlite.claim("default", "w", 0.1) is None
+
+
+async def test_a_lone_process_never_polls(tmp_path, sqlite, make):
+    """Looking for others begins when another comes and ends when it goes."""
+    await sqlite.create(make.new("r1"))
+    await asyncio.sleep(0.1)
+    assert sqlite.polls == 0
+    other = SqliteStore(tmp_path / "runs.db")
+    await other.open()
+    async with asyncio.timeout(5):
+        while not sqlite.polls:
+            await asyncio.sleep(0.01)
+    assert (await other.head(make.key("r1"))).version == 0
+    await other.close()
+    await asyncio.sleep(0.8)
+    polls = sqlite.polls
+    await asyncio.sleep(0.2)
+    assert sqlite.polls == polls
+
+
+async def test_two_stores_on_one_file_append_to_one_log(tmp_path, sqlite, make, events_of):
+    """What a store remembers of a log is never older than the file: the right version wins, the stale is fenced."""
+    other = SqliteStore(tmp_path / "runs.db")
+    await other.open()
+    await sqlite.create(make.new("r1"))
+    key = make.key("r1")
+    for n in range(20):
+        writes, lags = (sqlite, other) if n % 2 else (other, sqlite)
+        assert await writes.append(key, make.frame(n + 1), n) == n + 1
+        with pytest.raises(Fenced):
+            await lags.append(key, make.frame(n + 1), n)
+    assert [event.seq for event in events_of(await other.read(key, 0))] == list(range(1, 21))
+    await other.close()
+
+
+async def test_the_heart_keeps_a_lease_while_the_event_loop_is_blocked(tmp_path, make, claim_now):
+    """A blocking tool does not cost the run its worker, however short the lease."""
+    store = SqliteStore(tmp_path / "runs.db", lease=0.6)
+    other = SqliteStore(tmp_path / "runs.db", lease=0.6)
+    await store.open()
+    await other.open()
+    await store.create(make.new("r1"))
+    claim = await claim_now(store)
+    time.sleep(1.5)  # noqa: ASYNC251 - the point of the test
+    assert not claim.lost
+    assert await other.claim("default", "w", 0.3) is None
+    assert not claim.lost
+    await claim.ack()
+    await store.close()
+    await other.close()
+
+
+async def test_a_hung_process_loses_its_runs(tmp_path, make, claim_now):
+    """When the loop has not ticked for max_stall the heart stops, and the run goes to somebody else."""
+    store = SqliteStore(tmp_path / "runs.db", lease=0.4, max_stall=0.3)
+    other = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    await other.open()
+    await store.create(make.new("r1"))
+    claim = await claim_now(store)
+    time.sleep(1.2)  # noqa: ASYNC251 - the point of the test
+    assert claim.lost
+    taken = await claim_now(other)
+    assert taken.redelivered
+    await claim.nak(0)
+    assert not taken.lost
+    await claim.ack()
+    assert await other.claim("default", "w", 0.05) is None
+    await taken.ack()
+    await store.close()
+    await other.close()
+
+
+async def test_a_claim_taken_away_is_lost_at_the_next_beat(tmp_path, make, claim_now):
+    """A worker learns from the heart that somebody else holds its run."""
+    store = SqliteStore(tmp_path / "runs.db", lease=0.3)
+    await store.open()
+    await store.create(make.new("r1"))
+    claim = await claim_now(store)
+    await store.delete(make.key("r1"))
+    assert not claim.lost
+    async with asyncio.timeout(5):
+        while not claim.lost:
+            await asyncio.sleep(0.02)
+    await store.close()
