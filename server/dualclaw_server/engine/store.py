@@ -290,8 +290,9 @@ class RunStore(Protocol):
     def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
         """Store a frame on top of version ``expect``; the awaitable gives the new version once committed.
 
-        It takes effect in call order without being awaited at once. Its outcome may also be Fenced,
-        Ambiguous, Full or Unavailable.
+        It takes effect in call order without being awaited at once. Its outcome may also be Fenced (another
+        version, an older epoch, a run that is final or gone), Ambiguous, Full or Unavailable. A frame of a
+        QUEUED run may only end it; ``first_seq`` must follow the log's last event (else ValueError).
         """
 
     async def head(self, key: RunKey) -> Head:

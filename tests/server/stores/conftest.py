@@ -158,6 +158,20 @@ def collect() -> Callable[..., Awaitable[list[EngineEvent]]]:
     return run
 
 
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    """Waits for something that nobody announces."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not happen")
+
+    return wait
+
+
 def parse(frames: Sequence[Frame]) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     for frame in frames:

@@ -118,6 +118,13 @@ async def test_a_closed_store_is_unavailable(sqlite, make):
     assert claim.lost
 
 
+async def _outcome(append):
+    try:
+        return await append
+    except Full as full:
+        return full
+
+
 async def test_a_full_file_refuses_what_does_not_fit_and_goes_on(tmp_path, make, writer):
     """Full, nothing half stored, other operations of the same batch pass, and deleting makes room again."""
     store = SqliteStore(tmp_path / "runs.db", max_bytes=600_000)
@@ -125,9 +132,8 @@ async def test_a_full_file_refuses_what_does_not_fit_and_goes_on(tmp_path, make,
     await store.create(make.new("big"))
     await store.create(make.new("small"))
     big, small = writer(store, make.key("big")), writer(store, make.key("small"))
-    with pytest.raises(Full):
-        for _ in range(100):
-            await big.add(text="x" * 50_000, checkpoint=b"y" * 1000, durable=True)
+    while not isinstance(await _outcome(big.send(text="x" * 50_000, checkpoint=b"y" * 1000, durable=True)), Full):
+        assert big.version < 100
     head = await store.head(big.key)
     assert (head.version, head.last_seq) == (big.version - 1, big.last_seq - 1)
     assert (await store.load(big.key)).checkpoint_seq == head.last_seq
@@ -176,7 +182,7 @@ async def test_a_file_of_a_newer_release_is_refused_and_left_alone(tmp_path):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 999")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="newer dualclaw .format 999"):
+    with pytest.raises(StoreError, match="newer dualclaw"):
         await store.open()
     assert path.read_bytes() == before
 

@@ -141,12 +141,12 @@ async def test_a_follower_sees_what_another_process_writes(tmp_path, process, sq
             assert [event.seq for event in seen] == list(range(1, n + 1))
 
 
-async def test_another_process_claims_what_this_one_creates_and_hears_its_signals(tmp_path, process, sqlite, make):
+async def test_another_process_claims_what_this_one_creates_and_hears_its_signals(
+    tmp_path, process, sqlite, make, until
+):
     """Work and signals cross processes within milliseconds, and what is in hand there is not delivered here."""
     worker = await process(tmp_path / "runs.db", "claim")
-    async with asyncio.timeout(20):
-        while not sqlite.polls:
-            await asyncio.sleep(0.01)
+    await until(lambda: sqlite.polls)
     await sqlite.create(make.new("r1"))
     assert await line(worker) == ["claimed", "r1"]
     assert await sqlite.claim("default", "w", 0.1) is None
@@ -157,16 +157,14 @@ async def test_another_process_claims_what_this_one_creates_and_hears_its_signal
     assert await sqlite.claim("default", "w", 0.1) is None
 
 
-async def test_a_lone_process_never_polls(tmp_path, sqlite, make):
+async def test_a_lone_process_never_polls(tmp_path, sqlite, make, until):
     """Looking for others begins when another comes and ends when it goes."""
     await sqlite.create(make.new("r1"))
     await asyncio.sleep(0.1)
     assert sqlite.polls == 0
     other = SqliteStore(tmp_path / "runs.db")
     await other.open()
-    async with asyncio.timeout(5):
-        while not sqlite.polls:
-            await asyncio.sleep(0.01)
+    await until(lambda: sqlite.polls)
     assert (await other.head(make.key("r1"))).version == 0
     await other.close()
     await asyncio.sleep(0.8)
@@ -228,15 +226,15 @@ async def test_a_hung_process_loses_its_runs(tmp_path, make, claim_now):
     await other.close()
 
 
-async def test_a_claim_taken_away_is_lost_at_the_next_beat(tmp_path, make, claim_now):
+async def test_a_claim_taken_away_is_lost_at_the_next_beat(tmp_path, make, claim_now, until):
     """A worker learns from the heart that somebody else holds its run."""
-    store = SqliteStore(tmp_path / "runs.db", lease=0.3)
+    store = SqliteStore(tmp_path / "runs.db", lease=3)
     await store.open()
     await store.create(make.new("r1"))
+    began = time.monotonic()
     claim = await claim_now(store)
     await store.delete(make.key("r1"))
     assert not claim.lost
-    async with asyncio.timeout(5):
-        while not claim.lost:
-            await asyncio.sleep(0.02)
+    await until(lambda: claim.lost)
+    assert time.monotonic() - began < 2
     await store.close()

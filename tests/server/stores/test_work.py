@@ -41,7 +41,7 @@ async def test_a_waiting_claimer_is_woken_by_a_new_run(store, make):
     assert time.monotonic() - began < 1
 
 
-async def test_each_of_many_waiting_claimers_gets_one_of_many_new_runs(store, make):
+async def test_each_of_many_waiting_claimers_gets_one_of_many_new_runs(store, make, until):
     """No wake is lost among sleepers, also when some of them leave."""
     waiting = [asyncio.create_task(store.claim("default", f"w{n}", 10)) for n in range(30)]
     await asyncio.sleep(0.05)
@@ -50,9 +50,7 @@ async def test_each_of_many_waiting_claimers_gets_one_of_many_new_runs(store, ma
         leaver.cancel()
     await asyncio.gather(*creates)
     left = [waiter for n, waiter in enumerate(waiting) if n % 3]
-    async with asyncio.timeout(5):
-        while sum(waiter.done() for waiter in left) < 10:
-            await asyncio.sleep(0.01)
+    await until(lambda: sum(waiter.done() for waiter in left) >= 10)
     await asyncio.sleep(0.05)
     keys = {waiter.result().key for waiter in left if waiter.done()}
     assert len(keys) == sum(waiter.done() for waiter in left) == 10
