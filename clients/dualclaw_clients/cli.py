@@ -99,6 +99,8 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         terminal.line(f"dualclaw: refused: {safe(error.message)} ({error.reason})", "red")
         if error.reason == "CONVERSATION_BUSY" and (run_id := error.metadata.get("run_id")):
             terminal.line(f"  see: dualclaw attach {safe_line(run_id)}, or ask with --on-busy queue or replace")
+        elif error.hint:
+            terminal.line(f"  {safe_line(error.hint)}")
         return REFUSED
 
 

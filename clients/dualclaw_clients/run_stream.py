@@ -7,6 +7,8 @@ Rules, and why:
 - Any status but OK after the start means "this stream was lost" (contract, 1.4). The stream attaches again
   after the newest seq it holds. Before the first event it repeats the call itself instead: only the engine
   knows at which seq the segment begins.
+- But an attach that the engine refuses for good is no lost stream, also when its headers came first: before
+  the first message of an attach its own words (OUT_OF_RANGE, NOT_FOUND, ...) count.
 - A seq that was seen is dropped, a seq that is missing counts as a loss: every event comes once, in order.
 - Trouble ends by progress. Without a new event for ``Reconnect.total`` seconds the stream raises.
 - "Nobody listens there" at the very first attempt raises at once: waiting would not help a person who has
@@ -122,6 +124,8 @@ class RunStream:
         self._buffer: deque[EngineEvent] = deque()
         self._seen = request.after_seq if isinstance(request, AttachRequest) else 0
         self._accepted = self._ended = self._closed = self._stalled = False
+        self._refusable = False
+        """An attach is open and has brought no message yet."""
         self._attempts = 0
         self._trouble_since: float | None = None
         self.run_id = "" if isinstance(request, RunRequest) else request.run_id
@@ -181,14 +185,18 @@ class RunStream:
                     return events
             except Lost as lost:
                 await self._hang_up()
-                if not self._is_over():
-                    await self._pause(lost)
+                if self._is_over():
+                    break
+                if self._refusable and not lost.attach:
+                    raise lost.error from None
+                await self._pause(lost)
         if not self._closed:
             await self._await_status()
         return ()
 
     async def _take(self, events: Sequence[EngineEvent] | None) -> Sequence[EngineEvent]:
         """Return what is new of a message and note where the stream stands."""
+        self._refusable = False
         if events is None:
             if self._one_segment:
                 self._stall("the engine ended the stream before the end of the segment")
@@ -246,6 +254,7 @@ class RunStream:
         if self._accepted and (self._seen or not self._one_segment):
             wait = isinstance(request, AttachRequest) and request.wait
             request = AttachRequest(run_id=self.run_id, after_seq=self._seen, wait=wait)
+        self._refusable = isinstance(request, AttachRequest)
         remaining = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         self._call = self._open_call(request, remaining)
         try:

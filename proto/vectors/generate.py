@@ -171,19 +171,19 @@ def vector(file: str, name: str, event: Json) -> Json:
         "binary": message.SerializeToString(deterministic=True).hex(),
         "wire": None if wire is None else json.dumps(wire, ensure_ascii=False),
         "frame": frame_of(wire),
-        "text": text_of(event),
+        "to_text": text_of(event),
     }
 
 
 def files() -> dict[str, str]:
-    """The text of every file by its name. ASCII only, so that no editor or diff can hide or change a character."""
+    """The text of every file by its path. ASCII only, so that no editor or diff can hide or change a character."""
     tables: dict[str, list[Json]] = {
         file: [vector(file, name, event) for name, event in events.items()] for file, events in cases.EVENTS.items()
     }
-    tables["from_wire"] = [
+    tables["inputs/from_wire"] = [
         {"name": name, "input": text, "wire": wire} for name, (text, wire) in inputs.FROM_WIRE.items()
     ]
-    tables["from_binary"] = [
+    tables["inputs/from_binary"] = [
         {"name": name, "binary": text, "wire": wire} for name, (text, wire) in inputs.FROM_BINARY.items()
     ]
     return {f"{file}.json": json.dumps(rows, indent=1) + "\n" for file, rows in tables.items()}
@@ -193,15 +193,16 @@ def main() -> None:
     """Entry point."""
     wanted = files()
     if sys.argv[1:] == ["--check"]:
-        found = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
+        found = {path.relative_to(FOLDER).as_posix(): path.read_text() for path in FOLDER.rglob("*.json")}
         stale = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         if stale:
             sys.exit("golden vectors are stale, run `python proto/vectors/generate.py`: " + ", ".join(stale))
         return
     if sys.argv[1:]:
         sys.exit("usage: python proto/vectors/generate.py [--check]")
-    for path in FOLDER.glob("*.json"):
+    for path in FOLDER.rglob("*.json"):
         path.unlink()
+    (FOLDER / "inputs").mkdir(exist_ok=True)
     for name, text in wanted.items():
         (FOLDER / name).write_text(text)
 

@@ -264,6 +264,21 @@ async def test_a_refused_reattach_raises_its_reason(fake_engine, client):
     assert len(fake_engine.calls_of("Attach")) == 1
 
 
+@pytest.mark.parametrize("events_before", [0, 1])
+async def test_an_attach_refused_after_its_headers_raises_at_once(fake_engine, client, events_before):
+    """A refusal is one wherever it stands before the first message; trying it again would never end otherwise."""
+    if events_before:
+        fake_engine.on("Attach", [make_delta("a", seq=4), 0.05, "cut"])
+    fake_engine.on("Attach", ["headers", 0.05, EngineError("AFTER_SEQ_OUT_OF_RANGE", "beyond the end")])
+    started = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        async with client.attach(fake_engine.run_id, after_seq=3, wait=True) as stream:
+            await collect(stream)
+    assert caught.value.reason == "AFTER_SEQ_OUT_OF_RANGE"
+    assert len(fake_engine.calls_of("Attach")) == 1 + events_before
+    assert time.monotonic() - started < QUICK.total
+
+
 async def test_a_reattach_told_to_come_later_does(fake_engine, client):
     """An overloaded engine's RetryInfo is heeded and the stream goes on afterwards."""
     fake_engine.on("Run", [make_delta("Hel"), 0.05, "cut", make_delta("lo"), DONE])

@@ -39,6 +39,12 @@ def test_metadata_is_a_copy_that_cannot_change() -> None:
     assert dict(EngineError("INTERNAL", "x").metadata) == {}
 
 
+def test_what_fails_inside_a_run_has_no_hint_here() -> None:
+    """Models and tools say what to do in their own Diagnosis; a general word would stand in its way."""
+    assert EngineError("TOOL_FAILED", "x").hint == ""
+    assert EngineError("TOOL_FAILED", "x", {"hint": "look"}).hint == "look"
+
+
 def test_field_error_names_its_fields() -> None:
     """It is INVALID_REQUEST, and its text says field by field what is wrong."""
     error = FieldError({"message.role": "must be USER", "agent": "unknown"})

@@ -129,6 +129,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: make_done(message_id="", conversation_id="", usage={}), "usage must be a Usage, not dict"),  # type: ignore[arg-type]
     (lambda: make_done(message_id="", conversation_id="", stop_reason="tired"), "stop_reason must be one of finished,"),
+    (lambda: make_interrupt(None), "items must be a list, not NoneType"),  # type: ignore[arg-type]
     (lambda: make_interrupt({"id": "i"}), "items must be a list, not dict"),  # type: ignore[arg-type]
     (lambda: make_interrupt(["i"]), "items must be a list of InterruptItem or dict, not str"),  # type: ignore[list-item]
     (lambda: make_interrupt([{"id": "i"}]), "items.kind must be one of approval, question, not ''"),

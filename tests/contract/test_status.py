@@ -78,6 +78,25 @@ def test_details_are_the_standard_ones() -> None:
     assert retry.retry_delay.ToMilliseconds() == 1000
 
 
+@pytest.mark.parametrize("reason", sorted(CODE_NAMES))
+def test_every_refusal_tells_a_hint_to_any_client(reason: Reason) -> None:
+    """ErrorInfo says what to do, also to a client that knows nothing of this package."""
+    info = error_details_pb2.ErrorInfo()
+    assert status_of(EngineError(reason, "no", {"run_id": "r1"})).details[0].Unpack(info)
+    assert info.metadata["run_id"] == "r1"
+    assert info.metadata["hint"] == EngineError(reason, "no").hint != ""
+    assert not info.metadata["hint"].endswith("..."), "cut"
+
+
+def test_a_hint_of_its_own_goes_before_the_reasons_and_last_of_all_pairs() -> None:
+    """A raiser who knows more says more; and no hint pushes out what programs act on."""
+    error = back(EngineError("UNKNOWN_AGENT", "no", {"hint": "ask Ann", "near": "assistant"}))
+    assert (error.hint, error.metadata["near"]) == ("ask Ann", "assistant")
+    crowded = {"hint": "ask Ann", **{str(n): "x" * 200 for n in range(5)}}
+    metadata = back(EngineError("UNKNOWN_AGENT", "no", crowded)).metadata
+    assert metadata.keys() >= {str(n) for n in range(5)}
+
+
 def test_field_error_comes_back_as_one() -> None:
     """The fields and what is wrong with them arrive."""
     error = back(FieldError({"message.role": "must be USER", "agent": "unknown"}))

@@ -11,20 +11,15 @@ from dualclaw import EngineEvent
 from dualclaw.events import from_wire, to_text, to_wire
 
 FOLDER = Path(__file__).resolve().parents[2] / "proto" / "vectors"
-INPUTS = ("from_wire", "from_binary")
 Vector = dict[str, Any]
 
 
-def load(*, events: bool) -> list[Vector]:
-    """The vectors of all files with events, or of the two files with inputs."""
-    found = []
-    for path in sorted(FOLDER.glob("*.json")):
-        if (path.stem not in INPUTS) == events:
-            found += [{**vector, "file": path.stem} for vector in json.loads(path.read_text(encoding="utf-8"))]
-    return found
+def load(folder: Path) -> list[Vector]:
+    """The vectors of all files of a folder."""
+    return [vector for path in sorted(folder.glob("*.json")) for vector in json.loads(path.read_text(encoding="utf-8"))]
 
 
-EVENTS = load(events=True)
+EVENTS = load(FOLDER)
 by_name = pytest.mark.parametrize("vector", EVENTS, ids=lambda v: v["name"])
 
 
@@ -65,7 +60,7 @@ def test_frame_is_exact(vector: Vector) -> None:
 @by_name
 def test_plain_text_is_exact(vector: Vector) -> None:
     """What a channel without structure shows."""
-    assert to_text(EngineEvent.FromString(bytes.fromhex(vector["binary"]))) == vector["text"]
+    assert to_text(EngineEvent.FromString(bytes.fromhex(vector["binary"]))) == vector["to_text"]
 
 
 @pytest.mark.parametrize("vector", [v for v in EVENTS if v["wire"] is not None], ids=lambda v: v["name"])
@@ -76,14 +71,16 @@ def test_reading_the_wire_back_loses_nothing_of_it(vector: Vector) -> None:
     assert text_of(to_wire(event)) == vector["wire"]
 
 
-@pytest.mark.parametrize("vector", json.loads((FOLDER / "from_wire.json").read_text()), ids=lambda v: v["name"])
+@pytest.mark.parametrize("vector", json.loads((FOLDER / "inputs/from_wire.json").read_text()), ids=lambda v: v["name"])
 def test_foreign_payload_is_lifted(vector: Vector) -> None:
     """Whatever a producer sent becomes the event of the vector, or none."""
     event = from_wire(json.loads(vector["input"]))
     assert (None if event is None else text_of(to_wire(event))) == vector["wire"]
 
 
-@pytest.mark.parametrize("vector", json.loads((FOLDER / "from_binary.json").read_text()), ids=lambda v: v["name"])
+@pytest.mark.parametrize(
+    "vector", json.loads((FOLDER / "inputs/from_binary.json").read_text()), ids=lambda v: v["name"]
+)
 def test_bytes_of_other_engines_are_read(vector: Vector) -> None:
     """Bytes of newer engines, and bytes that no engine should send, have the wire form of the vector."""
     assert text_of(to_wire(EngineEvent.FromString(bytes.fromhex(vector["binary"])))) == vector["wire"]
@@ -116,6 +113,11 @@ def test_every_kind_of_event_and_step_has_vectors() -> None:
     for enum in ("StepKind", "Phase", "Severity", "InterruptKind", "DecisionAction"):
         for name in EngineEvent.DESCRIPTOR.file.enum_types_by_name[enum].values_by_name:
             assert name in text or name.endswith("_UNSPECIFIED"), name
+
+
+def test_every_vector_has_the_fields_the_contract_names() -> None:
+    """A reader in any language may take every file of the folder and find the same keys in each entry."""
+    assert {tuple(vector) for vector in EVENTS} == {("name", "event", "binary", "wire", "frame", "to_text")}
 
 
 def test_names_are_unique() -> None:

@@ -45,8 +45,11 @@ class BaseClawAdapter:
         self._warned_of_newer = False
 
     async def __call__(self, event: EngineEvent | Wire) -> None:
-        """Take one event; the same as ``emit``."""
-        await self.emit(event)
+        """Take one event; the same as ``emit``, and as quiet where a subclass has an ``emit`` of its own."""
+        try:
+            await self.emit(event)
+        except Exception as error:
+            self._fail(error)
 
     async def emit(self, event: EngineEvent | Wire) -> None:
         """Take one event, or the dict of an older producer, and hand it on; raises nothing but cancellation."""

@@ -126,12 +126,15 @@ def original_request(body: bytes) -> RunRequest:
 def parse_query(scope: Scope, allowed: Mapping[str, bool]) -> dict[str, list[str]]:
     """Return the query's parameters; ``allowed`` maps each known name to whether it may be repeated.
 
+    Both name styles are taken, as in bodies (``page_size``, ``pageSize``); what is returned has the known names.
+
     Raises:
         FieldError: a parameter is unknown, or repeated where it may not be.
     """
+    styles = {_camel_case(name): name for name in allowed}
     found: dict[str, list[str]] = {}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
-        found.setdefault(name, []).append(value)
+        found.setdefault(styles.get(name, name), []).append(value)
     wrong = {
         name: "may be given once" if name in allowed else f"is unknown; known are {', '.join(allowed) or 'none'}"
         for name, values in found.items()
@@ -167,6 +170,11 @@ def _unknown(descriptor: Descriptor, value: object, path: str) -> Iterator[tuple
         for index, item in enumerate(inner if isinstance(inner, list) else [inner]):
             place = f"{path}{key}[{index}]." if isinstance(inner, list) else f"{path}{key}."
             yield from _unknown(kind, item, place)
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -71,6 +71,7 @@ def failure_event(error: EngineError) -> EngineEvent:
         code=diagnosis_code(error.reason),
         severity="error",
         summary=error.message,
+        hint=error.hint,
         retryable=error.retry_after is not None or error.reason in RETRYABLE,
     )
     return make_error(error.message, diagnosis=diagnosis, claw=CLAW)

@@ -1,7 +1,8 @@
 """Answers that are not streams: JSON, errors and the one table from a failure to its HTTP status.
 
-Every error body is ``{"error": {"reason", "message", "metadata", "fields"?}}``: ``reason`` is a name of
-ErrorReason, ``fields`` is there when a request was malformed and maps each wrong field to what is wrong.
+Every error body is ``{"error": {"reason", "message", "hint", "metadata", "fields"?}}``: ``reason`` is a name of
+ErrorReason, ``hint`` says what to do ("" when nothing can be said), ``fields`` is there when a request was malformed
+and maps each wrong field to what is wrong.
 """
 
 import math
@@ -110,7 +111,8 @@ async def send_error(scope: Scope, send: Send, error: EngineError) -> None:
     content: dict[str, object] = {
         "reason": error.reason,
         "message": error.message,
-        "metadata": dict(error.metadata),
+        "hint": error.hint,
+        "metadata": {name: text for name, text in error.metadata.items() if name != "hint"},
     }
     if isinstance(error, FieldError):
         content["fields"] = dict(error.fields)

@@ -50,6 +50,31 @@ Reason = Literal[
 
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 
+HINTS: Mapping[Reason, str] = MappingProxyType(
+    {
+        "INVALID_REQUEST": "Correct what is named and send it again.",
+        "UNKNOWN_AGENT": "ListAgents names the agents; an empty name is the default agent.",
+        "UNKNOWN_RUN": "Check the id; runs of other tenants and of deleted conversations are not found either.",
+        "UNKNOWN_CONVERSATION": "Check the id, or leave conversation_id empty to begin a new conversation.",
+        "UNKNOWN_INTERRUPT": "GetRun names the questions that are open.",
+        "ALREADY_ANSWERED": "Attach to the run to see how it went on.",
+        "RUN_NOT_INTERRUPTED": "Attach to the run; it waits for no answer.",
+        "CONVERSATION_BUSY": "Wait for the active run, cancel it, or ask with on_busy QUEUE or REPLACE.",
+        "REQUEST_ID_REUSED": "Use a new request_id for another request.",
+        "AFTER_SEQ_OUT_OF_RANGE": "Attach with after_seq up to last_seq, or 0 for every event.",
+        "LOG_COMPACTED": "ListMessages still has the conversation's messages.",
+        "NOT_SWITCHABLE": "GetAgent says which interceptors may be switched; leave the others out.",
+        "UNAUTHENTICATED": "Send a key that the engine knows as bearer token.",
+        "PERMISSION_DENIED": "Use a key with the role this needs.",
+        "QUOTA_EXCEEDED": "Try again after the time RetryInfo names.",
+        "OVERLOADED": "Try again after the time RetryInfo names.",
+        "STORE_UNAVAILABLE": "Try again in a moment, a start with the same request_id.",
+        "SLOW_CLIENT": "Attach again after the last event you have.",
+        "INTERNAL": "Try again; if it stays, the engine's log says more.",
+    }
+)
+"""What a caller can do about a refusal. Failures of models and tools bring a hint of their own in their Diagnosis."""
+
 
 class EngineError(Exception):
     """A call was refused or a run failed, for a reason that programs can act on.
@@ -57,7 +82,8 @@ class EngineError(Exception):
     Args:
         reason: a name of ErrorReason without prefix, such as "UNKNOWN_RUN".
         message: one sentence for people; says what is wrong and what would be right. No secrets.
-        metadata: what a program needs to act, such as ``{"run_id": ...}``; goes into ErrorInfo.
+        metadata: what a program needs to act, such as ``{"run_id": ...}``; goes into ErrorInfo, there with
+            ``hint``, what to do about it: the reason's own of ``HINTS`` when none is given here.
         retry_after: seconds after which the same call may work; None: unknown.
     """
 
@@ -74,6 +100,8 @@ class EngineError(Exception):
         self.message = message
         self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
         self.retry_after = retry_after
+        self.hint = self.metadata.get("hint") or HINTS.get(reason, "")
+        """What to do about it; "" when nothing can be said."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.reason}: {self.message})"

@@ -202,6 +202,8 @@ def make_interrupt(items: Iterable[InterruptItem | Mapping[str, object]], **meta
     Raises:
         ValueError: a wrong type, an unknown key or an unknown name; the message says which.
     """
+    if items is None:
+        raise _wrong("items", "a list", items)
     return _event(EngineEvent(interrupt=Interrupt(items=[_item(value) for value in _elements("items", items)])), meta)
 
 

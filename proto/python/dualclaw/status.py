@@ -14,7 +14,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from dualclaw.errors import REASONS, EngineError, FieldError, Reason
+from dualclaw.errors import HINTS, REASONS, EngineError, FieldError, Reason
 from dualclaw.json_text import clean_text
 
 DOMAIN = "dualclaw"
@@ -67,7 +67,9 @@ def code_of(reason: Reason) -> grpc.StatusCode:
 
 def status_of(error: EngineError) -> status_pb2.Status:
     """Return the rich status of an error: code, message and details."""
-    metadata = dict(_fit(error.metadata))
+    # The hint comes last: what programs act on must not fall to the limit because of it.
+    pairs = {name: text for name, text in error.metadata.items() if name != "hint"}
+    metadata = dict(_fit({**pairs, "hint": error.hint} if error.hint else pairs))
     details: list[any_pb2.Any] = [
         _pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     ]
@@ -102,6 +104,8 @@ def error_of(code: grpc.StatusCode, text: str, trailing: Iterable[tuple[str, str
             if detail.Unpack(info) and info.domain == DOMAIN and info.reason in REASONS:
                 reason = info.reason
                 metadata = {**info.metadata, **metadata}
+                if "hint" in metadata and metadata["hint"] == HINTS.get(reason):
+                    del metadata["hint"]  # the error says it by itself, so it comes back as it was raised
             elif detail.Unpack(bad):
                 fields = {v.field: v.description for v in bad.field_violations}
             elif detail.Unpack(retry):
@@ -111,6 +115,7 @@ def error_of(code: grpc.StatusCode, text: str, trailing: Iterable[tuple[str, str
     if fields and reason == "INVALID_REQUEST":
         error = FieldError(fields)
         error.metadata, error.retry_after = MappingProxyType(metadata), retry_after
+        error.hint = metadata.get("hint") or error.hint
         return error
     return EngineError(reason, status.message if status else text, metadata, retry_after=retry_after)
 

@@ -168,6 +168,20 @@ async def test_a_deliver_that_raises_is_counted_and_cancellation_passes() -> Non
         await adapter(make_delta("cancel"))
 
 
+async def test_an_emit_of_a_subclass_that_raises_never_reaches_the_engine() -> None:
+    """The callback is what the engine calls, so it is as quiet around an emit that somebody has written anew."""
+
+    class Faulty(BaseClawAdapter):
+        async def emit(self, event: EngineEvent | dict[str, object]) -> None:
+            raise asyncio.CancelledError if event == {} else KeyError("x")
+
+    adapter = Faulty()
+    await adapter(make_delta("a"))
+    assert adapter.failed == 1
+    with pytest.raises(asyncio.CancelledError):
+        await adapter({})
+
+
 async def test_a_seq_at_the_end_of_its_range_is_not_counted_past_it() -> None:
     """After the highest 32-bit seq an event without one still goes out."""
     adapter = NativeSseAdapter()

@@ -172,7 +172,7 @@ def test_golden_frames_of_the_original_route(vector: dict[str, str | None]) -> N
         assert original_frame(wire).decode() == SseAdapter.frame(wire) == f"data: {vector['wire']}\n\n"
 
 
-@pytest.mark.parametrize("vector", golden(*OF_EVENTS, "from_binary"), ids=lambda vector: vector["name"])
+@pytest.mark.parametrize("vector", golden(*OF_EVENTS, "inputs/from_binary"), ids=lambda vector: vector["name"])
 def test_golden_frames_of_the_native_route(vector: dict[str, str | None]) -> None:
     """Every vector's event gives its wire text, separators escaped, behind an id line; none without a wire form."""
     event = EngineEvent.FromString(bytes.fromhex(vector["binary"] or ""))
@@ -193,7 +193,7 @@ def test_golden_frames_of_the_native_route(vector: dict[str, str | None]) -> Non
             assert json.loads(encoded.split("\n")[1].removeprefix("data: ")) == {**wire, "seq": 1}
 
 
-@pytest.mark.parametrize("vector", golden("from_wire"), ids=lambda vector: vector["name"])
+@pytest.mark.parametrize("vector", golden("inputs/from_wire"), ids=lambda vector: vector["name"])
 async def test_golden_payloads_of_older_producers(vector: dict[str, str | None]) -> None:
     """Whatever a producer sent is lifted to its wire text, or dropped; no adapter fails on it."""
     payload = json.loads(vector["input"] or "")

@@ -242,3 +242,4 @@ async def test_cancel_prints_the_state_the_run_is_in(fake_engine, dualclaw):
     ended = await dualclaw("cancel", "r-2")
     assert (ended.code, ended.out) == (3, "")
     assert "no run r-2 (UNKNOWN_RUN)" in ended.err
+    assert "Check the id" in ended.err, "the engine's hint"

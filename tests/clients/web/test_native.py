@@ -110,7 +110,8 @@ async def test_a_refused_start_is_json_under_the_status_of_its_code(web, fake_en
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
-    assert (error["reason"], error["message"]) == (refusal.reason, refusal.message)
+    assert (error["reason"], error["message"], error["hint"]) == (refusal.reason, refusal.message, refusal.hint)
+    assert "hint" not in error["metadata"]
     assert error["metadata"].items() >= dict(refusal.metadata).items()
     assert error.get("fields") == (dict(refusal.fields) if isinstance(refusal, FieldError) else None)
     wanted = {401: ("www-authenticate", "Bearer"), 429: ("retry-after", "3" if refusal.retry_after else "1")}

@@ -157,6 +157,7 @@ async def test_a_refused_start_is_one_error_frame_with_the_reasons_code(web, fak
     assert event["diagnosis"]["code"] == code
     assert event["diagnosis"]["severity"] == "error"
     assert event["diagnosis"]["retryable"] is retryable
+    assert event["diagnosis"]["hint"] == refusal.hint != ""
 
 
 async def test_an_engine_that_is_not_there_is_an_error_frame(web, fake_engine):

@@ -30,6 +30,18 @@ async def test_runs_are_listed_by_page_state_and_conversation(web, fake_engine):
     assert [run["id"] for run in only["runs"]] == ["r1"]
 
 
+async def test_a_query_takes_both_name_styles(web, fake_engine):
+    """Parameters are spelt as in bodies: by the proto files or in camel case, and are the same parameter."""
+    for index in range(3):
+        fake_engine.runs[f"r{index}"] = Run(id=f"r{index}", conversation_id="c" if index else "d")
+    page = (await web.http.get("/v1/runs?pageSize=1&conversationId=c")).json()
+    assert [run["id"] for run in page["runs"]] == ["r1"]
+    rest = (await web.http.get(f"/v1/runs?conversationId=c&pageToken={page['next_page_token']}")).json()
+    assert [run["id"] for run in rest["runs"]] == ["r2"]
+    twice = await web.http.get("/v1/runs?pageSize=1&page_size=2")
+    assert twice.json()["error"]["fields"] == {"page_size": "may be given once"}
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
