@@ -29,15 +29,15 @@ test: $(VENV)/.dev check ## everything a change must pass
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/.dev contract ## the quick half: protos, generated code, style, types, structure
+	@$(BIN)/buf lint
+	@$(BIN)/buf format -d --exit-code
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-contract: $(VENV)/.dev ## the contract gate alone: lint, format, nothing that breaks a reader
-	@$(BIN)/buf lint
-	@$(BIN)/buf format -d --exit-code
+contract: $(VENV)/.dev ## the contract gate alone: nothing that breaks a reader
 	@$(BIN)/buf breaking --against proto/baseline/v0.1.0.binpb
 
 generate: $(VENV)/.dev ## proto/python from the .proto files

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+"""Where the agent is that is served unless DUALCLAW_AGENTS names another."""
 START_TIMEOUT = 60.0
 """Seconds a service may take to say where it listens."""
 STOP_TIMEOUT = 40.0
@@ -58,12 +60,20 @@ def service(module: str, environment: Mapping[str, str]) -> Iterator[str]:
             child.wait()
 
 
+def agents() -> dict[str, str]:
+    """Return the environment that loads the example assistant; empty when agents were chosen."""
+    if os.environ.get("DUALCLAW_AGENTS"):
+        return {}
+    path = os.pathsep.join(part for part in (str(EXAMPLES), os.environ.get("PYTHONPATH", "")) if part)
+    return {"DUALCLAW_AGENTS": "assistant:AGENT", "PYTHONPATH": path}
+
+
 def note_on_model() -> str:
     """Return what to know about the model in use; empty when one was chosen."""
     if os.environ.get("DUALCLAW_MODEL"):
         return ""
     return (
-        "No model is set: answers come from a script that ships (it can calculate and tell the time).\n"
+        "No model is set: answers come from a script that ships (it can calculate, tell the time, search documents).\n"
         "For a real one: DUALCLAW_MODEL=openai:NAME DUALCLAW_MODEL_BASE_URL=... DUALCLAW_MODEL_API_KEY=... make run"
     )
 
@@ -74,7 +84,7 @@ def serve() -> None:
     if not store:
         Path("var").mkdir(exist_ok=True)
     with (
-        service("dualclaw_server", {"DUALCLAW_STORE": store or "sqlite:var/dualclaw.db"}) as engine,
+        service("dualclaw_server", {"DUALCLAW_STORE": store or "sqlite:var/dualclaw.db", **agents()}) as engine,
         service("dualclaw_clients.web", {"DUALCLAW_ENGINE": engine}) as page,
     ):
         print(f"\n  engine  {engine}  (gRPC)\n  page    {page}\n\n{note_on_model()}\nCtrl-C ends both.", flush=True)
@@ -88,7 +98,7 @@ def serve() -> None:
 def ask(question: str) -> int:
     """Ask one question of an engine of its own; returns the exit code of ``dualclaw ask``."""
     with tempfile.TemporaryDirectory(prefix="dualclaw-demo-") as folder:
-        settings = {"DUALCLAW_LISTEN": "127.0.0.1:0", "DUALCLAW_STORE": f"sqlite:{folder}/demo.db"}
+        settings = {"DUALCLAW_LISTEN": "127.0.0.1:0", "DUALCLAW_STORE": f"sqlite:{folder}/demo.db", **agents()}
         with service("dualclaw_server", settings) as engine:
             web = {"DUALCLAW_ENGINE": engine, "DUALCLAW_WEB_LISTEN": "127.0.0.1:0"}
             with service("dualclaw_clients.web", web) as page:

@@ -38,7 +38,7 @@ class When:
     user: re.Pattern[str] | None = None
     step: int | None = None
     tool_result: re.Pattern[str] | None = None
-    tools: bool | None = None
+    tools: bool | str | None = None
     system: re.Pattern[str] | None = None
 
     def __str__(self) -> str:
@@ -194,8 +194,8 @@ class _Reader:
             self._wrong(f"{place}.step", "must be a whole number from 0")
             step = None
         tools = value.get("tools")
-        if tools is not None and not isinstance(tools, bool):
-            self._wrong(f"{place}.tools", "must be true or false")
+        if tools is not None and not isinstance(tools, bool | str):
+            self._wrong(f"{place}.tools", "must be true, false or a tool's name")
             tools = None
         return When(patterns.get("user"), step, patterns.get("tool_result"), tools, patterns.get("system"))
 

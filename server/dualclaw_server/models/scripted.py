@@ -13,7 +13,7 @@ whose ``when`` fits is played; if none fits the call fails with MODEL_BAD_RESPON
 | ``user`` | regular expression on the text of the last user message |
 | ``step`` | number of assistant messages after the last user message, from 0 |
 | ``tool_result`` | regular expression on the newest tool result after the last user message |
-| ``tools`` | true: tools are bound to the model; false: none are |
+| ``tools`` | true: tools are bound to the model; false: none are; a name: that tool is |
 | ``system`` | regular expression on the instructions |
 
 ``say``, played in order:
@@ -92,12 +92,13 @@ class _Scene:
     step: int
     result: str | None
     results: dict[str, str]
-    tools: bool
+    tools: frozenset[str]
     seed: str
 
     def fits(self, when: When) -> dict[str, str] | None:
         """Return the named groups of the turn's patterns, or None if the turn does not fit."""
-        if when.step not in (None, self.step) or when.tools not in (None, self.tools):
+        bound = when.tools in self.tools if isinstance(when.tools, str) else when.tools in (None, bool(self.tools))
+        if when.step not in (None, self.step) or not bound:
             return None
         groups: dict[str, str] = {}
         for pattern, text in ((when.user, self.user), (when.tool_result, self.result), (when.system, self.system)):
@@ -134,7 +135,7 @@ class ScriptedModel:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._tools = False
+        self._tools: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, path: str | Path) -> "ScriptedModel":
@@ -157,9 +158,9 @@ class ScriptedModel:
         return self._script.name
 
     def with_tools(self, tools: Sequence[ToolSpec]) -> "ScriptedModel":
-        """Return a new model for which ``tools`` in a ``when`` is true if there are any."""
+        """Return a new model that knows which tools it may call, for ``tools`` in a ``when``."""
         made = ScriptedModel(self._script)
-        made._tools = bool(tools)
+        made._tools = frozenset(tool.name for tool in tools)
         return made
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
@@ -238,7 +239,7 @@ class ScriptedModel:
         )
 
 
-def _scene(request: ModelRequest, *, tools: bool) -> _Scene:
+def _scene(request: ModelRequest, *, tools: frozenset[str]) -> _Scene:
     messages = request.messages
     start = max((i for i, message in enumerate(messages) if message.role == Role.ROLE_USER), default=-1)
     since = messages[start + 1 :]

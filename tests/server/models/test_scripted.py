@@ -33,6 +33,7 @@ async def test_the_first_turn_that_fits_is_played(kit) -> None:
     model = script(
         {"when": {"user": "^ping$", "step": 1, "tool_result": "4\\d"}, "say": [{"text": "forties {{result}}"}]},
         {"when": {"step": 1}, "say": [{"text": "second"}]},
+        {"when": {"tools": "other"}, "say": [{"text": "other is bound"}]},
         {"when": {"tools": True}, "say": [{"text": "bound"}]},
         {"when": {"system": "pirate"}, "say": [{"text": "arr"}]},
         {"when": {"user": "ping", "step": 0}, "say": [{"text": "pong"}]},
@@ -49,6 +50,7 @@ async def test_the_first_turn_that_fits_is_played(kit) -> None:
     assert await text_of(user("ping"), answer, tool("c", "52")) == "second"
     assert await text_of(user("old"), answer, tool("c", "42"), user("ping")) == "pong"
     assert await text_of(user("ping"), tools=(TOOL,)) == "bound"
+    assert await text_of(user("ping"), tools=(TOOL, ToolSpec("other", "", "{}"))) == "other is bound"
     assert await text_of(user("what"), system="be a pirate") == "arr"
 
 
@@ -207,7 +209,7 @@ WRONG = {
     '{"turns": [{"when": {"usr": "x"}, "say": []}]}': "turns[0].when.usr is unknown",
     '{"turns": [{"when": {"user": "("}, "say": []}]}': "turns[0].when.user is no regular expression",
     '{"turns": [{"when": {"step": -1}, "say": []}]}': "turns[0].when.step must be a whole number",
-    '{"turns": [{"when": {"tools": 1}, "say": []}]}': "turns[0].when.tools must be true or false",
+    '{"turns": [{"when": {"tools": 1}, "say": []}]}': "turns[0].when.tools must be true, false or a tool's name",
     '{"turns": [{"say": [{"text": 1}]}]}': "turns[0].say[0].text must be a text",
     '{"turns": [{"say": [{"text": "x", "delay": -1}]}]}': "turns[0].say[0].delay must be seconds",
     '{"turns": [{"say": [{"text": "x", "chunk": 1.5}]}]}': "turns[0].say[0].chunk must be a whole number",
