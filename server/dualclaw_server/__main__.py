@@ -9,9 +9,9 @@ import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
-from dualclaw_server.app import StartError, make_parts, serve
+from dualclaw_server.app import LINGER, StartError, make_parts, serve
 from dualclaw_server.servicers.logs import Redactor, start_logging
 from dualclaw_server.settings import SettingsError, read_settings
 
@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"dualclaw-server: {problem}\n")
         return 2
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(serve(settings, parts, redactor, _announce))
+        _run(serve(settings, parts, redactor, _announce))
     except StartError as error:
         sys.stderr.write(f"dualclaw-server: {redactor.text(str(error))}\n")
         return 1
@@ -50,6 +49,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.exception("the server failed")
         return 1
     return 0
+
+
+def _run(main: Coroutine[None, None, None]) -> None:
+    """Run to the end, as ``asyncio.run`` does; but a tool that ignores its cancellation does not keep the process."""
+    loop = _new_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(main)
+    finally:
+        try:
+            loop.run_until_complete(_end_tasks())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=LINGER)
+        for task in left:
+            _log.error("task %s ignores its cancellation; the process ends without it", task.get_name())
 
 
 def _announce(address: str) -> None:

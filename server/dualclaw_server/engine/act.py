@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 from dualclaw import ContentPart, Diagnosis, EngineEvent, Message, Role, StepKind, ToolResult
 from dualclaw.errors import Reason, diagnosis_code
-from dualclaw.events import canonical_json, make_diagnosis, make_step, parse_args
+from dualclaw.events import canonical_json, clean_text, make_diagnosis, make_step, parse_args
 from dualclaw_server.engine.checkpoint import CallPhase, CallState, Stage
 from dualclaw_server.engine.ids import new_id
-from dualclaw_server.engine.store import RunMessage, Sync
-from dualclaw_server.engine.tool import Tool, ToolContext, ToolRaised, as_parts
+from dualclaw_server.engine.store import Sync
+from dualclaw_server.engine.tool import Tool, ToolContext, ToolRaised, as_parts, contained
 
 if TYPE_CHECKING:
     from dualclaw_server.engine.segment import Segment
@@ -40,6 +40,11 @@ GRACE = 1.0
 """Seconds a cancelled call has to come to an end."""
 MAX_RESULT = 64 * 1024
 """Characters of a result's text that are kept; of a longer one head and tail, with a note between."""
+
+MAX_DETAIL = 2_000
+"""Characters of a tool's own error text that are kept."""
+MAX_ADDRESS = 8_192
+"""Characters of the address of an image or file that people are shown; a longer one carries its data."""
 
 _STARTED = CallPhase.CALL_PHASE_STARTED
 _ENDED = CallPhase.CALL_PHASE_ENDED
@@ -62,7 +67,6 @@ class Batch:
         self._trace = segment.trace
         self._texts = segment.agent.texts
         self._calls = segment.trace.checkpoint.calls
-        self._results: list[RunMessage] = []
         self._changed = False
         self._sync = Sync.NORMAL
         self._direct: dict[int, str] = {}
@@ -70,7 +74,7 @@ class Batch:
     async def run(self) -> str:
         """Run what has not run yet; returns the answer when a return_direct tool gave one, else "".
 
-        When it gives an answer, the results wait to be saved with the end of the run.
+        When it gives an answer, the last results wait to be saved with the end of the run.
         """
         waiting: deque[tuple[CallState, Tool]] = deque()
         for state in self._calls:
@@ -89,11 +93,10 @@ class Batch:
             await self._stop(running)
         self._trace.checkpoint.stage = Stage.STAGE_REASON
         if self._direct:
-            self._segment.keep(self._results)
             return self._direct[min(self._direct)]
         del self._calls[:]
         if self._changed:
-            self._segment.save(self._results, sync=self._sync)
+            self._segment.save(sync=self._sync)
         return ""
 
     def close_open(self) -> None:
@@ -109,8 +112,6 @@ class Batch:
             if state.phase != _STARTED:
                 self._begin(state)
             self._end(state, outcome)
-        self._segment.keep(self._results)
-        self._results = []
 
     # Before a call runs
 
@@ -138,12 +139,14 @@ class Batch:
             return
         if tool is not None and tool.lookup is not None:
             try:
-                async with asyncio.timeout(tool.timeout):
-                    found = await tool.lookup(self._context(state).idempotency_key)
-                if found is None:
+                with contained():
+                    async with asyncio.timeout(tool.timeout):
+                        found = await tool.lookup(self._context(state).idempotency_key)
+                    parts = None if found is None else as_parts(found)
+                if parts is None:
                     waiting.append((state, tool))
                 else:
-                    self._end(state, self._success(as_parts(found)))
+                    self._end(state, self._success(parts))
                 return
             except Exception:
                 log.exception("lookup of tool %s failed; its outcome stays unknown", tool.name)
@@ -161,13 +164,11 @@ class Batch:
                 self._trace.checkpoint.tool_calls += 1
             if tool.effect != "read":
                 self._sync = Sync.FULL
-        if not self._changed:
-            started = None
-        else:
-            started = self._segment.save(self._results, sync=self._sync)
-            self._results, self._changed, self._sync = [], False, Sync.NORMAL
-        if started is not None and group:
-            await asyncio.shield(started)
+        if group or self._changed:
+            started = self._segment.save(sync=self._sync)
+            self._changed, self._sync = False, Sync.NORMAL
+            if group:  # calls that run again have no start to save, but must not run before the claim is good
+                await asyncio.shield(started)
         for state, tool in group:
             running[asyncio.create_task(self._call(state, tool), name=f"call {tool.name}")] = state
 
@@ -196,11 +197,10 @@ class Batch:
         if error is None:
             return self._success(task.result())
         if isinstance(error, ToolRaised):
-            return self._failure("TOOL_FAILED", self._texts.tool_failed, state, detail=str(error))
+            return self._failure("TOOL_FAILED", self._texts.tool_failed, state, detail=_said(error))
         log.warning("tool %s raised", tool.name, exc_info=error)
-        return self._failure(
-            "TOOL_FAILED", self._texts.tool_failed, state, detail=f"{type(error).__name__}: {error}"[:2000]
-        )
+        detail = f"{type(error).__name__}: {_said(error)}"
+        return self._failure("TOOL_FAILED", self._texts.tool_failed, state, detail=detail)
 
     async def _leave(self, task: asyncio.Task[list[ContentPart]]) -> None:
         """Cancel a call's task; when it does not end in time, hold on to it until it does."""
@@ -213,7 +213,13 @@ class Batch:
         log.warning("a tool ignores its cancellation and is left behind")
         abandoned = self._segment.abandoned
         abandoned.add(task)
-        task.add_done_callback(abandoned.discard)
+
+        def over(left: asyncio.Task[list[ContentPart]]) -> None:
+            abandoned.discard(left)
+            if not left.cancelled():
+                left.exception()
+
+        task.add_done_callback(over)
 
     async def _stop(self, running: dict[asyncio.Task[Outcome], CallState]) -> None:
         for task in running:
@@ -233,7 +239,7 @@ class Batch:
         message.create_time.GetCurrentTime()
         state.phase = _ENDED
         self._changed = True
-        self._results.append(self._trace.put(state.position, message))
+        self._segment.keep(self._trace.put(state.position, message))
         tool = self._segment.agent.tools_by_name.get(state.call.name)
         if tool is not None and tool.effect != "read":
             self._sync = Sync.FULL
@@ -302,6 +308,14 @@ class Batch:
         )
 
 
+def _said(error: BaseException) -> str:
+    """Return an error's own text, whatever its ``__str__`` does."""
+    try:
+        return clean_text(str(error))[:MAX_DETAIL]
+    except Exception as worse:
+        return f"(its text cannot be had: {type(worse).__name__})"
+
+
 def text_of(parts: Sequence[ContentPart]) -> str:
     """Return parts as text for people; images and files by their address or name."""
     lines = []
@@ -311,22 +325,26 @@ def text_of(parts: Sequence[ContentPart]) -> str:
             lines.append(part.text)
         elif kind in ("image", "file"):
             media = part.image if kind == "image" else part.file
-            lines.append(media.url or f"[{media.name or media.media_type or kind}]")
+            shown = media.url if len(media.url) <= MAX_ADDRESS else ""
+            lines.append(shown or f"[{media.name or media.media_type or kind}]")
     return "\n".join(lines)
 
 
 def _cut(parts: Sequence[ContentPart], note: str) -> tuple[list[ContentPart], Diagnosis | None]:
     """Return parts with over-long texts cut to head and tail, and the diagnosis that says so."""
     kept: list[ContentPart] = []
-    missing = 0
+    missing, room = 0, MAX_RESULT
     for part in parts:
-        surplus = len(part.text) - MAX_RESULT if part.WhichOneof("part") == "text" else 0
+        surplus = len(part.text) - room if part.WhichOneof("part") == "text" else 0
         if surplus <= 0:
             kept.append(part)
+            room -= len(part.text)
             continue
         missing += surplus
-        head, tail = part.text[: MAX_RESULT * 3 // 4], part.text[len(part.text) - MAX_RESULT // 4 :]
-        kept.append(ContentPart(text=f"{head}\n{note.format(count=surplus)}\n{tail}"))
+        head, tail = part.text[: room * 3 // 4], part.text[len(part.text) - room // 4 :]
+        if room:
+            kept.append(ContentPart(text=f"{head}\n{note.format(count=surplus)}\n{tail}"))
+        room = 0
     if not missing:
         return kept, None
     summary = note.format(count=missing)

@@ -9,12 +9,14 @@ Rules
   than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
+- Text alone may go out between two checkpoints, for recovery withdraws it by a rewind. A step cannot be
+  withdrawn, so every other event waits for the frame that carries the state it belongs to.
 - At most one frame of mere text is in flight. No task and no lock per token: appends report back through
   their futures, and one timer per run is pending at most.
 - Beyond MAX_WAITING bytes not yet committed, ``congested`` turns true and the reader of the model waits in
   ``room``. That is the only back-pressure; a slow client never causes it, for clients read the log.
 - The first failed append breaks the writer: ``failure`` is set, ``on_failure`` called once, everything later
-  raises. What was not committed has been shown to nobody.
+  raises. What was not committed has been shown to nobody. Likewise nothing can follow a terminal frame.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class FrameWriter:
         self._text_size = 0
         self._sealed: list[bytes] = []
         self._sealed_size = 0
+        self._needs_checkpoint = False
         self._flying = 0
         self._flying_size = 0
         self._last_start = 0.0
@@ -97,10 +100,11 @@ class FrameWriter:
         self._add(text, reasoning=True)
 
     def event(self, event: EngineEvent) -> None:
-        """Add any other event, made by a ``make_*`` factory without envelope; it goes out with the next frame."""
+        """Add any other event, made by a ``make_*`` factory without envelope; it waits for a durable frame."""
         self._check()
         self.seal()
         self._seal_event(event)
+        self._needs_checkpoint = True
 
     def commit(
         self,
@@ -118,7 +122,8 @@ class FrameWriter:
         """
         self._check()
         self.seal()
-        return self._append(
+        self._needs_checkpoint = False
+        committed = self._append(
             Frame(
                 epoch=self._epoch,
                 first_seq=self._next_seq - len(self._sealed),
@@ -134,6 +139,9 @@ class FrameWriter:
                 sync=sync,
             )
         )
+        if ends_segment:
+            self.close()
+        return committed
 
     # Back-pressure and the end
 
@@ -205,6 +213,8 @@ class FrameWriter:
             self._flush()
 
     def _flush(self) -> None:
+        if self._needs_checkpoint:
+            return
         self.seal()
         if self._sealed:
             self._append(

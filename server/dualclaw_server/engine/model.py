@@ -96,10 +96,9 @@ class ModelError(EngineError):
         hint: str = "",
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(reason, message, retry_after=retry_after)
+        super().__init__(reason, message, {"hint": hint} if hint else None, retry_after=retry_after)
         self.retryable = retryable
         self.detail = detail
-        self.hint = hint
 
 
 class ChatModel(Protocol):

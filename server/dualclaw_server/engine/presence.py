@@ -1,7 +1,9 @@
 """Who is reading a run: what on_disconnect CANCEL needs to know.
 
 A run started with CANCEL is cancelled once its starter has left and nobody has been attached for PATIENCE
-seconds. Presence counts the readers of this process; whoever comes back in time saves the run.
+seconds. Presence counts the readers of this process; whoever comes back in time saves the run. The worker
+reports such a run when it takes it up, because its starter may have left before it ever was a reader: while
+the run was being stored, or with the process before this one.
 """
 
 import asyncio
@@ -40,8 +42,13 @@ class Presence:
             if not self._readers[key]:
                 del self._readers[key]
                 if key in self._starter_left:
-                    loop = asyncio.get_running_loop()
-                    self._timers[key] = loop.call_later(self._patience, self._give_up, key)
+                    self._wait(key)
+
+    def begun(self, key: RunKey) -> None:
+        """A run with CANCEL is at work, whether or not anybody reads it yet."""
+        self._starter_left.add(key)
+        if key not in self._readers and key not in self._timers:
+            self._wait(key)
 
     def forget(self, key: RunKey) -> None:
         """The run is final: nothing is left to cancel."""
@@ -55,6 +62,9 @@ class Presence:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _wait(self, key: RunKey) -> None:
+        self._timers[key] = asyncio.get_running_loop().call_later(self._patience, self._give_up, key)
 
     def _give_up(self, key: RunKey) -> None:
         self._timers.pop(key, None)

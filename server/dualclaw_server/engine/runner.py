@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -20,8 +21,10 @@ from dualclaw_server.engine.checkpoint import FORMAT, CancelSignal, RunRecord, S
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
-from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore
+from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore, StoreError
 from dualclaw_server.engine.worker import Worker
+
+log = logging.getLogger(__name__)
 
 _TITLE = 80
 """Characters of a conversation's title."""
@@ -68,6 +71,7 @@ class Runner:
             model,
             name=worker or new_id(),
             capacity=capacity,
+            begun=self._presence.begun,
             ended=self._presence.forget,
         )
 
@@ -152,6 +156,8 @@ class Runner:
         self._draining = True
         await self._worker.drain(grace)
         self._presence.close()
+        for task in self._side_tasks:
+            task.cancel()
 
     # How it works
 
@@ -160,7 +166,13 @@ class Runner:
 
     def _on_abandoned(self, key: RunKey) -> None:
         async def cancel() -> None:
-            await self._signal_cancel(key, CancelSignal(reason="nobody is attached any more", subject="engine"))
+            try:
+                await self._signal_cancel(key, CancelSignal(reason="nobody is attached any more", subject="engine"))
+            except EngineError:  # deleted meanwhile
+                return
+            except StoreError as error:
+                log.warning("run %s, which nobody reads, cannot be cancelled: %r", key.run_id, error)
+                self._presence.begun(key)  # so that it is tried again
 
         task = asyncio.create_task(cancel(), name="cancel a run nobody reads")
         self._side_tasks.add(task)

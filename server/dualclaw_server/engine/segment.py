@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import cached_property
 
 from dualclaw import ContentPart, Diagnosis, Message, RetryMode, Role, Run, RunState, StepKind, StopReason, ToolCall
 from dualclaw.errors import EngineError, diagnosis_code
@@ -66,12 +67,16 @@ class Segment:
                 parallel_tools=agent.limits.parallel_tools,
             )
         self._model = model
-        self._model_with_tools = model.with_tools([tool.spec for tool in agent.tools]) if agent.tools else model
         self._run = run
         self._partial: list[str] = []
         self._unsaved: list[RunMessage] = []
         self.abandoned = abandoned
         self._message_id = ""
+
+    @cached_property
+    def _model_with_tools(self) -> ChatModel:
+        # Made at its first use, inside the strategy, so that tools a model refuses fail the run with an event.
+        return self._model.with_tools([tool.spec for tool in self.agent.tools]) if self.agent.tools else self._model
 
     # What strategies call
 
@@ -81,6 +86,8 @@ class Segment:
         Without ``tools`` it can ask for none: calls it invents are left out. Raises ModelError.
         """
         trace, checkpoint = self.trace, self.trace.checkpoint
+        if self._unsaved:
+            self.save()
         instructions = "\n\n".join(text for text in (self.agent.instructions, extra_instructions) if text)
         model = self._model_with_tools if tools else self._model
         response = await self._stream(model, ModelRequest(trace.context(), instructions))
@@ -151,21 +158,26 @@ class Segment:
 
     # What batches use
 
-    def save(self, messages: Sequence[RunMessage] = (), *, sync: Sync = Sync.NORMAL) -> asyncio.Future[int]:
+    def save(self, *, sync: Sync = Sync.NORMAL) -> asyncio.Future[int]:
         """Save the checkpoint and everything unsaved in one frame, with all events that wait."""
-        unsaved = [*self._unsaved, *messages]
-        self._unsaved.clear()
-        return self.writer.commit(checkpoint=self.trace.checkpoint.SerializeToString(), messages=unsaved, sync=sync)
+        messages, self._unsaved = self._unsaved, []
+        return self.writer.commit(checkpoint=self.trace.checkpoint.SerializeToString(), messages=messages, sync=sync)
 
-    def keep(self, messages: Sequence[RunMessage]) -> None:
-        """Have messages saved with the next frame."""
-        self._unsaved.extend(messages)
+    def keep(self, message: RunMessage) -> None:
+        """Have a message saved with the next frame."""
+        self._unsaved.append(message)
 
     # How it ends
 
     async def finish(self, stop_reason: StopReason.ValueType, signals: Sequence[str] = ()) -> None:
-        """End the segment with done."""
+        """End the segment with done; a run that finished with nothing to read has failed."""
         writer, trace = self.writer, self.trace
+        if stop_reason == StopReason.STOP_REASON_FINISHED and not self._answered():
+            text = f"Model {self._model.name} gave an empty answer."
+            await self.fail(ModelError("MODEL_BAD_RESPONSE", text, retryable=True), signals)
+            return
+        if trace.own_messages()[-1].role != Role.ROLE_ASSISTANT:
+            self._close_turn(self.agent.texts.no_answer)
         content, view = writer.shown, writer.view
         writer.event(
             make_done(
@@ -267,6 +279,11 @@ class Segment:
         adopted.server = tool.server if tool else ""
         return adopted
 
+    def _answered(self) -> bool:
+        """Tell whether there is text to read, or media in the last message."""
+        parts = self.trace.own_messages()[-1].parts
+        return bool(self.writer.shown.strip()) or any(part.WhichOneof("part") in ("image", "file") for part in parts)
+
     def _show(self, text: str) -> None:
         shown = self.writer.shown
         if shown and not shown.endswith("\n"):
@@ -319,12 +336,11 @@ def diagnosis_of(error: EngineError) -> Diagnosis:
     """Return an error as a diagnosis for users."""
     retryable = error.retryable if isinstance(error, ModelError) else False
     detail = error.detail if isinstance(error, ModelError) else ""
-    hint = error.hint if isinstance(error, ModelError) else ""
     return make_diagnosis(
         code=diagnosis_code(error.reason),
         severity="error",
         summary=error.message,
         detail=detail,
-        hint=hint,
+        hint=error.hint,
         retryable=retryable,
     )

@@ -20,6 +20,8 @@ class Texts:
     """Closes a cancelled turn in the transcript, so that the model does not take it up again."""
     failed: str
     """Closes a failed turn in the transcript."""
+    no_answer: str
+    """Closes a turn in the transcript whose last model call added no words."""
     tool_unknown: str
     tool_bad_arguments: str
     tool_failed: str
@@ -41,6 +43,7 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             step_limit="The limit of steps was reached before an answer was found.",
             cancelled="[This turn was cancelled before it was finished.]",
             failed="[This turn failed before it was finished.]",
+            no_answer="[Nothing was added.]",
             tool_unknown="There is no tool named {name}.",
             tool_bad_arguments="The arguments of {name} do not fit its schema.",
             tool_failed="{name} failed.",
@@ -59,6 +62,7 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             step_limit="在得到答案之前已达到步骤上限。",
             cancelled="[本轮在完成前被取消。]",
             failed="[本轮在完成前失败。]",
+            no_answer="[没有补充内容。]",
             tool_unknown="没有名为 {name} 的工具。",
             tool_bad_arguments="{name} 的参数不符合其模式。",
             tool_failed="{name} 执行失败。",

@@ -5,6 +5,7 @@ Rules of a call, kept by ``Tool.call`` and ``act``:
 - Arguments are validated against the schema before anything runs; what does not fit never reaches the function.
 - ``async def`` runs on the event loop, plain ``def`` in a thread of its own: a hung one occupies no pool, and
   a daemon thread never keeps the process alive. Its result is abandoned when the run is stopped.
+- Whatever a function raises fails its call and nothing else: a SystemExit would end the whole process.
 - What a function returns becomes text (or parts) at this border; an object that is neither text nor JSON is
   an error of that call, not of a checkpoint written later.
 """
@@ -18,7 +19,8 @@ import json
 import re
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -148,33 +150,58 @@ class Tool:
         """Return what is wrong with the arguments, in one line that names the place; empty when they fit."""
         error = jsonschema.exceptions.best_match(self._validator.iter_errors(dict(args)))
         if error is None:
-            return ""
+            return self._unconvertible(args)
         place = "/".join(str(step) for step in error.absolute_path)
         return f"{place}: {error.message}"[:500] if place else error.message[:500]
+
+    def _unconvertible(self, args: Mapping[str, object]) -> str:
+        """Return what types say that the schema does not, such as the format of a date."""
+        try:
+            self._values(args)
+        except (msgspec.ValidationError, ValueError) as error:
+            return str(error)[:500]
+        return ""
+
+    def _values(self, args: Mapping[str, object]) -> dict[str, object]:
+        return {
+            name: msgspec.convert(value, self.types[name]) if name in self.types else value
+            for name, value in args.items()
+        }
 
     async def call(self, args: Mapping[str, object], context: ToolContext) -> list[ContentPart]:
         """Run it with valid arguments and return its result as parts.
 
-        Raises whatever the function raises, and TypeError for a result that is neither text nor JSON.
+        Raises whatever the function raises, RuntimeError for what would end the process, and TypeError for a
+        result that is neither text nor JSON.
         """
-        values = {
-            name: msgspec.convert(value, self.types[name]) if name in self.types else value
-            for name, value in args.items()
-        }
+        values = self._values(args)
         if self.context_parameter:
             values[self.context_parameter] = context
-        if self.is_async:
-            result = await typing.cast("Awaitable[object]", self.function(**values))
-        else:
-            result = await _in_thread(self.function, values)
-            if inspect.isawaitable(result):
-                result = await result
-        return as_parts(result)
+        with contained():
+            if self.is_async:
+                result = await typing.cast("Awaitable[object]", self.function(**values))
+            else:
+                result = await _in_thread(self.function, values)
+                if inspect.isawaitable(result):
+                    result = await result
+            return as_parts(result)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Make an error of what ends a process when a task raises it."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the tool raised {type(error).__name__}") from error
 
 
 def as_parts(result: object) -> list[ContentPart]:
     """Return a function's result as content parts: text as it is, other data as canonical JSON, None as nothing."""
     if isinstance(result, ToolOutput):
+        for part in result.parts:
+            if not isinstance(part, ContentPart) or part.WhichOneof("part") not in ("text", "image", "file"):
+                raise TypeError("parts of a ToolOutput are ContentParts with text, image or file")
         return list(result.parts)
     if result is None:
         return []

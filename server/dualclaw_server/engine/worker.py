@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dualclaw import ContentPart, EngineEvent, Run, RunResponse, RunState, StopReason
+from dualclaw import ContentPart, DisconnectPolicy, EngineEvent, Run, RunResponse, RunState, StopReason
 from dualclaw.errors import EngineError
 from dualclaw.fold import RunView
 from dualclaw_server.engine.agent import Agent
@@ -61,6 +61,7 @@ class Worker:
         store, agents, model: as the runner's.
         name: name of this process in claims.
         capacity: runs worked on at once; more wait in the store.
+        begun: called with each run that is to be cancelled when nobody reads it, as work on it begins.
         ended: called with each run that has come to rest.
     """
 
@@ -72,12 +73,14 @@ class Worker:
         *,
         name: str,
         capacity: int,
+        begun: Callable[[RunKey], None],
         ended: Callable[[RunKey], None],
     ) -> None:
         self._store = store
         self._agents = agents
         self._model = model
         self._name = name
+        self._begun = begun
         self._ended = ended
         self._capacity = asyncio.Semaphore(capacity)
         self._works: dict[RunKey, _Work] = {}
@@ -112,25 +115,25 @@ class Worker:
             await asyncio.wait(set(self._tasks), timeout=_STOP_TIMEOUT)
 
     async def _next_claim(self) -> Claim | None:
+        """Return the next item; None when there is none, or when the process drains."""
         claiming = asyncio.ensure_future(self._store.claim("default", self._name, _CLAIM_WAIT))
         stopping = asyncio.ensure_future(self._draining.wait())
+        taken = False
         try:
             await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not claiming.done():
-                return None
-            return claiming.result()
+            taken = claiming.done() and not self._draining.is_set()
+            return claiming.result() if taken else None
         except StoreError:
             log.exception("the store gives no work; trying again")
             await asyncio.sleep(1.0)
             return None
         finally:
             stopping.cancel()
-            await self._give_back(claiming)
+            if not taken:
+                await self._give_back(claiming)
 
     async def _give_back(self, claiming: asyncio.Future[Claim | None]) -> None:
-        """End a claim in waiting without losing an item that arrives at this very moment."""
-        if claiming.done():
-            return
+        """End a claim that is not wanted any more without losing an item that arrives at this very moment."""
         claiming.cancel()
         await asyncio.wait({claiming})
         if not claiming.cancelled() and claiming.exception() is None:
@@ -151,8 +154,14 @@ class Worker:
         try:
             ended = await self._work_on(claim, work)
         except EngineError as error:
-            log.info("run %s is gone: %s", key.run_id, error.message)
-            ended = True
+            ended = error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION")
+            log.log(
+                logging.INFO if ended else logging.ERROR,
+                "run %s is %s: %s",
+                key.run_id,
+                "gone" if ended else "put back",
+                error.message,
+            )
         except UnreadableState as error:
             log.warning("run %s is left alone: %s", key.run_id, error)
             ended = False
@@ -186,6 +195,8 @@ class Worker:
         if agent is None:
             log.warning("run %s is put back: agent %s is not here", claim.key.run_id, record.request.agent)
             return False
+        if record.request.options.on_disconnect == DisconnectPolicy.DISCONNECT_POLICY_CANCEL:
+            self._begun(claim.key)
         segment = await self._open_segment(agent, record, loaded)
         try:
             await self._drive(segment, work, loaded)

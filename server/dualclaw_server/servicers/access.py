@@ -71,10 +71,10 @@ class Access:
 
     def _holder(self, authorization: Sequence[str]) -> Caller:
         if len(authorization) != 1:
-            raise EngineError("UNAUTHENTICATED", "send exactly one metadata authorization: Bearer KEY")
+            raise EngineError("UNAUTHENTICATED", "send one 'authorization' in the metadata, reading 'Bearer KEY'")
         scheme, _, key = authorization[0].strip().partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise EngineError("UNAUTHENTICATED", "metadata authorization must be Bearer KEY")
+            raise EngineError("UNAUTHENTICATED", "'authorization' in the metadata must read 'Bearer KEY'")
         key_sum = hashlib.sha256(key.strip().encode()).digest()
         found: Caller | None = None
         for entry in self.keys:  # all of them, so that the time tells nothing

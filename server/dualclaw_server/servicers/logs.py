@@ -21,7 +21,7 @@ _SHAPES: Final = (
     re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=:-]{4,}"),
     # name: value, name=value, "name": "value", ('name', 'value')
     re.compile(
-        r"(?i)\b((?:[\w-]*[_-])?(?:api[_-]?key|authorization|access[_-]?token|refresh[_-]?token|auth[_-]?token|"
+        r"(?i)(?<![^\W_])((?:api[_-]?key|authorization|access[_-]?token|refresh[_-]?token|auth[_-]?token|"
         r"client[_-]?secret|password|passwd|secret|token))([\"']?\s*[:=,]\s*[\"']?)(?!\s)[^\s\"',;&)}\]]{4,}"
     ),
     # user:password@ of an address

@@ -6,6 +6,7 @@ agent, a model outside the agent's list) is not checked here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Final, Protocol
 
 from dualclaw import (
@@ -112,12 +113,18 @@ def _message(request: RunRequest, faults: _Faults) -> None:
         faults.add("message.parts", "needs at least one part of text, image or file")
     elif len(message.parts) > MAX_PARTS:
         faults.add("message.parts", f"has more than {MAX_PARTS} parts")
-    for number, part in enumerate(message.parts):
+    for number, part in enumerate(message.parts[:MAX_PARTS]):
         _part(f"message.parts[{number}]", part, faults)
-    if sum(len(part.text.encode()) for part in message.parts) > MAX_TEXT:
+    if message.parts and not any(_says_something(part) for part in message.parts[:MAX_PARTS]):
+        faults.add("message.parts", "has nothing but blank text")
+    if sum(len(part.text.encode()) for part in message.parts[:MAX_PARTS]) > MAX_TEXT:
         faults.add("message.parts", f"has more than {MAX_TEXT} bytes of text")
-    if sum(len(part.image.data) + len(part.file.data) for part in message.parts) > MAX_MEDIA:
+    if sum(len(part.image.data) + len(part.file.data) for part in message.parts[:MAX_PARTS]) > MAX_MEDIA:
         faults.add("message.parts", f"has more than {MAX_MEDIA} bytes of images and files")
+
+
+def _says_something(part: ContentPart) -> bool:
+    return part.WhichOneof("part") != "text" or not part.text or bool(part.text.strip())
 
 
 def _part(path: str, part: ContentPart, faults: _Faults) -> None:
@@ -160,14 +167,14 @@ def _options(options: RunOptions, faults: _Faults) -> None:
     faults.enum("options.on_disconnect", options.on_disconnect, DisconnectPolicy)
     if len(options.interceptors) > MAX_PAIRS:
         faults.add("options.interceptors", f"has more than {MAX_PAIRS} entries")
-    for name in list(options.interceptors)[:MAX_PAIRS]:
+    for name in islice(options.interceptors, MAX_PAIRS):
         faults.text("options.interceptors", name, MAX_NAME, required=True)
 
 
 def _metadata(metadata: Mapping[str, str], faults: _Faults) -> None:
     if len(metadata) > MAX_PAIRS:
         faults.add("metadata", f"has more than {MAX_PAIRS} pairs")
-    for key, value in list(metadata.items())[:MAX_PAIRS]:
+    for key, value in islice(metadata.items(), MAX_PAIRS):
         faults.text("metadata", key, MAX_NAME, required=True)
         if len(value.encode()) > MAX_VALUE:
             faults.add(f"metadata[{key}]", f"has more than {MAX_VALUE} bytes")
@@ -189,7 +196,9 @@ def resume_request(request: ResumeRequest) -> None:
     faults.text("request_id", request.request_id, MAX_REQUEST_ID)
     if not request.decisions:
         faults.add("decisions", "needs at least one")
-    for number, decision in enumerate(request.decisions):
+    elif len(request.decisions) > MAX_PARTS:
+        faults.add("decisions", f"has more than {MAX_PARTS}")
+    for number, decision in enumerate(request.decisions[:MAX_PARTS]):
         faults.text(f"decisions[{number}].interrupt_id", decision.interrupt_id, MAX_NAME, required=True)
     faults.done()
 
@@ -216,7 +225,9 @@ def list_runs_request(request: ListRunsRequest) -> int:
 
     def more(faults: _Faults) -> None:
         faults.text("conversation_id", request.conversation_id, MAX_ID)
-        for number, state in enumerate(request.states):
+        if len(request.states) > MAX_PARTS:
+            faults.add("states", f"has more than {MAX_PARTS}")
+        for number, state in enumerate(request.states[:MAX_PARTS]):
             if state == RunState.RUN_STATE_UNSPECIFIED or state not in RunState.values():
                 faults.add(f"states[{number}]", f"{state} is no state of a run")
 

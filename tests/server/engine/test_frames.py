@@ -11,7 +11,7 @@ from dualclaw import BusyPolicy, ContentPart, EngineEvent, Message, Role, Run, R
 from dualclaw.events import make_rewind, make_step
 from dualclaw.fold import RunView
 from dualclaw_server.engine.frames import FRAME_TIME, MAX_TEXT, MAX_WAITING, FrameWriter
-from dualclaw_server.engine.store import Fenced, Frame, NewRun, RunKey
+from dualclaw_server.engine.store import Fenced, Frame, NewRun, RunKey, StoreError
 from dualclaw_server.stores.memory import MemoryStore
 
 KEY = RunKey("t", "run")
@@ -237,3 +237,32 @@ def test_the_log_says_what_the_writer_was_told(operations: list[tuple[str, str]]
         await store.close()
 
     asyncio.run(run())
+
+
+async def test_a_step_is_never_committed_without_the_state_it_belongs_to(store: GatedStore) -> None:
+    """A step cannot be withdrawn after a crash, so neither timer nor landing frame sends it before its checkpoint."""
+    writer = make_writer(store)
+    store.gate.clear()
+    writer.text("a")
+    writer.text("b")
+    writer.event(make_step("thinking", text="hm", index=0))
+    store.gate.set()
+    await asyncio.sleep(FRAME_TIME * 3)
+    writer.text("c")
+    await asyncio.sleep(FRAME_TIME * 3)
+    assert [event.delta.content for event in await logged(store)] == ["a"]
+    await writer.commit(checkpoint=b"x")
+    assert [frame.durable for frame in store.frames] == [False, True]
+    assert [event.WhichOneof("payload") for event in await logged(store)] == ["delta", "delta", "step", "delta"]
+
+
+async def test_nothing_follows_a_terminal_frame(store: GatedStore) -> None:
+    """Whoever still holds the writer of a segment that has ended (a model that ignores its cancellation) is refused."""
+    writer = make_writer(store)
+    store.gate.clear()
+    ended = writer.commit(checkpoint=b"x", ends_segment=True, state=RunState.RUN_STATE_SUCCEEDED)
+    with pytest.raises(StoreError):
+        writer.text("late")
+    store.gate.set()
+    assert await ended == 1
+    assert len(store.frames) == 1

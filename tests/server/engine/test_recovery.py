@@ -271,3 +271,48 @@ def test_an_engine_needs_agents_with_names_of_their_own() -> None:
         Runner(MemoryStore(), [], model=model)
     with pytest.raises(ValueError, match="repeated: a"):
         Runner(MemoryStore(), [Agent("a"), Agent("a")], model=model)
+
+
+async def test_a_cancel_while_calls_are_settled_loses_no_result(store: RunStore) -> None:
+    """What was settled before a lookup that hangs is in the conversation when the run is cancelled there."""
+    asking = asyncio.Event()
+
+    async def lookup(_: str) -> None:
+        asking.set()
+        await asyncio.sleep(60)
+
+    @tool(effect="once")
+    async def write() -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    agent = Agent("a", tools=[write, act("reconcile", [], hangs=True, lookup=lookup)])
+    script: dict[str, object] = {"when": {"step": 0}, "say": [{"call": "write"}, {"call": "act"}]}
+    async with at_work(store, agent, script) as engine:
+        started = await engine.start("go")
+        await engine.wait_for(started.head.key, lambda events: len(events) == 2)
+        await asyncio.sleep(0.01)
+    async with at_work(store, agent, script) as engine:
+        await asyncio.wait_for(asking.wait(), 5)
+        await engine.cancel(started.head.key)
+        asked = await engine.read(started)
+        messages = await engine.messages(asked.conversation_id)
+    assert [code for _, _, phase, code in asked.steps if phase == "fail"] == ["tool.outcome_unknown"] * 2
+    parts = [part for message in messages for part in message.parts]
+    called = [part.tool_call.id for part in parts if part.WhichOneof("part") == "tool_call"]
+    assert [part.tool_result.call_id for part in parts if part.WhichOneof("part") == "tool_result"] == called
+
+
+async def test_a_run_claimed_while_the_process_begins_to_drain_is_left_to_the_next(store: RunStore) -> None:
+    """An item that arrives with the order to drain is put back at once: no work goes on behind the drain."""
+    engine = Engine(store, [Agent("a")], [HANG])
+    serve = asyncio.create_task(engine.runner.serve())
+    await asyncio.sleep(0.05)
+    started = await engine.start("go")
+    await engine.runner.drain(5)
+    await asyncio.wait({serve}, timeout=5)
+    await asyncio.sleep(0.05)
+    version = (await store.head(started.head.key)).version
+    async with at_work(store, Agent("a"), WHOLE) as other:
+        assert (await other.read(started)).last.done.content == "a whole answer"
+    assert version == 0

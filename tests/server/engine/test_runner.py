@@ -1,16 +1,27 @@
 """What a run does, seen through its log: answers, tools, limits, failures, cancels."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 
 import pytest
 
-from dualclaw import BusyPolicy, ContentPart, Message, RetryMode, Role, RunOptions, RunState, StepKind, StopReason
+from dualclaw import (
+    BusyPolicy,
+    ContentPart,
+    DisconnectPolicy,
+    Message,
+    RetryMode,
+    Role,
+    RunOptions,
+    RunState,
+    StepKind,
+    StopReason,
+)
 from dualclaw.errors import EngineError, FieldError
 from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.caller import Caller
-from dualclaw_server.engine.strategy import Chat
 from dualclaw_server.engine.tool import ToolContext, ToolOutput, ToolRaised, tool
 from dualclaw_server.tools.assistant import calculate
 
@@ -609,10 +620,26 @@ def _request_of(options: RunOptions | None):  # type: ignore[no-untyped-def]
     return RunRequest(options=options)
 
 
-async def test_an_empty_answer_leaves_no_empty_message(open_engine: Opener) -> None:
-    """A model that says nothing gives an empty done without a message that vendors would refuse later."""
-    engine = await open_engine(Agent("a", strategy=Chat()), turn(0, {"usage": {"input_tokens": 1}}))
-    asked = await engine.ask("go")
-    assert (asked.last.done.content, asked.last.done.message_id) == ("", "")
-    assert kinds(await engine.messages(asked.conversation_id)) == ["user"]
-    assert CALLER.tenant == asked.key.tenant
+async def test_a_run_whose_starter_never_came_to_read_is_cancelled(open_engine: Opener) -> None:
+    """A client that leaves while its run is being stored, or a process that dies with it, still counts as gone."""
+    engine = await open_engine(Agent("a"), turn(0, {"text": "half"}, {"hang": True}))
+    started = await engine.start("go", options=RunOptions(on_disconnect=DisconnectPolicy.DISCONNECT_POLICY_CANCEL))
+    asked = await engine.read(started)
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+
+
+async def test_a_run_deleted_before_its_readers_patience_ends_makes_no_noise(
+    open_engine: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The starter of a CANCEL run leaves after its end and deletes it: the late cancel finds nothing, silently."""
+    engine = await open_engine(Agent("a"), ANSWER)
+    options = RunOptions(on_disconnect=DisconnectPolicy.DISCONNECT_POLICY_CANCEL)
+    started = await engine.start("go", options=options)
+    with engine.runner.attached(started.head.key, starter=_request_of(options)):
+        asked = await engine.read(started)
+        await asyncio.sleep(0.05)
+    await engine.store.delete_conversation(CALLER.tenant, asked.conversation_id)
+    with caplog.at_level("ERROR", "asyncio"):
+        await asyncio.sleep(0.4)
+        gc.collect()
+    assert [record.message for record in caplog.records] == []

@@ -6,7 +6,8 @@ import pytest
 
 from dualclaw.errors import EngineError
 from dualclaw_server.engine.caller import Caller
-from dualclaw_server.servicers.access import Access, KeysFileError, anonymous_access, read_keys
+from dualclaw_server.servicers.access import Access, KeyEntry, KeysFileError, anonymous_access, read_keys
+from dualclaw_server.servicers.logs import Redactor
 
 
 def sum_of(key: str) -> str:
@@ -135,3 +136,12 @@ def test_a_file_that_is_no_list_of_keys_is_refused(tmp_path: Path, content: str)
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(KeysFileError):
         read_keys(path)
+
+
+@pytest.mark.parametrize("metadata", [[], [("authorization", "Basic abcd")]])
+def test_a_refusal_says_what_to_send_and_is_not_masked_itself(metadata: list[tuple[str, str]]) -> None:
+    """The redactor, which all error texts pass, must not take the explanation for a credential."""
+    access = Access(keys=(KeyEntry(b"s" * 32, Caller("t", "s", frozenset({"user"}))),))
+    with pytest.raises(EngineError) as refused:
+        access.caller(metadata)
+    assert "Bearer KEY" in Redactor().text(refused.value.message)

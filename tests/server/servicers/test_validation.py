@@ -2,7 +2,18 @@ from collections.abc import Callable
 
 import pytest
 
-from dualclaw import ContentPart, ListRunsRequest, Media, Message, Role, RunRequest, RunState, ToolCall
+from dualclaw import (
+    ContentPart,
+    Decision,
+    ListRunsRequest,
+    Media,
+    Message,
+    ResumeRequest,
+    Role,
+    RunRequest,
+    RunState,
+    ToolCall,
+)
 from dualclaw.errors import FieldError
 from dualclaw_server.servicers import validation
 
@@ -120,3 +131,22 @@ def test_states_nobody_knows_are_refused_by_their_place() -> None:
     """A filter by a state that does not exist would silently find nothing."""
     request = ListRunsRequest(states=[RunState.RUN_STATE_RUNNING, RunState.RUN_STATE_UNSPECIFIED, 99])  # type: ignore[list-item]
     assert faults_of(lambda: validation.list_runs_request(request)) == {"states[1]", "states[2]"}
+
+
+def test_a_message_of_blanks_is_empty() -> None:
+    """Spaces are no question; beside an image, or beside words, they are fine."""
+    assert faults_of(lambda: validation.run_request(question(" \n\t "))) == {"message.parts"}
+    request = question("hello")
+    request.message.parts.add(text=" ")
+    validation.run_request(request)
+
+
+def test_a_request_of_very_many_items_is_refused_at_once() -> None:
+    """Past the limit nothing is looked at any more: one refusal, as long as the limit and no longer."""
+    request = question()
+    request.message.parts.extend([ContentPart()] * 1_000)
+    assert len(faults_of(lambda: validation.run_request(request))) <= validation.MAX_PARTS + 1
+    states = ListRunsRequest(states=[RunState.RUN_STATE_UNSPECIFIED] * 1_000)
+    assert len(faults_of(lambda: validation.list_runs_request(states))) == validation.MAX_PARTS + 1
+    answers = ResumeRequest(run_id="r", decisions=[Decision()] * 1_000)
+    assert len(faults_of(lambda: validation.resume_request(answers))) == validation.MAX_PARTS + 1
