@@ -11,6 +11,7 @@ import pytest
 
 from dualclaw import BusyPolicy, ContentPart, ListRunsRequest, Message, Role, RunRequest
 from dualclaw.errors import EngineError, Reason
+from dualclaw.status import error_of
 from dualclaw_clients.engine_client import EngineClient, Reconnect
 
 from .conftest import Launcher, Process
@@ -148,6 +149,22 @@ async def test_metadata_that_names_another_tenant_is_refused(setting: Setting) -
             b"", metadata=(("authorization", "Basic eA=="),)
         )
         assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("method", ["EngineService/Run", "EngineService/GetRun", "AgentService/GetAgent"])
+async def test_bytes_that_are_no_message_are_refused_by_name(method: str, setting: Setting) -> None:
+    """A foreign client that sends garbage learns what was expected; it is no fault of the engine."""
+    async with grpc.aio.insecure_channel(setting.address) as channel:
+        path = f"/dualclaw.v1.{method}"
+        call = (
+            channel.unary_stream(path)(b"\xff\xff")
+            if method.endswith("/Run")
+            else channel.unary_unary(path)(b"\xff\xff")
+        )
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        error = error_of(await call.code(), await call.details() or "", tuple(await call.trailing_metadata()))
+    assert error.reason == "INVALID_REQUEST"
+    assert method.partition("/")[2] in error.message
 
 
 Serve = Callable[[bytes], Awaitable[str]]

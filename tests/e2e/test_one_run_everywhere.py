@@ -177,3 +177,15 @@ async def test_reflection_is_enough_to_start_a_run(launch: Launcher, write_scrip
         while position < len(out) and out[position].isspace():
             position += 1
     assert events[-1]["done"]["content"] == ANSWER
+
+
+async def test_a_place_beyond_the_end_is_refused_before_the_stream_begins(
+    launch: Launcher, write_script: Callable[..., str], connect: Callable[[str], EngineClient]
+) -> None:
+    """An EventSource that asks for events after the end gets 416 and stops, not an empty stream again and again."""
+    engine, web = await start(launch, write_script)
+    run_id = (await by_grpc(connect(engine.address)))[0].run_id
+    async with httpx.AsyncClient(base_url=web.address, timeout=30) as http:
+        response = await http.get(f"/v1/runs/{run_id}/events?after=999")
+    assert response.status_code == 416
+    assert response.json()["error"]["reason"] == "AFTER_SEQ_OUT_OF_RANGE"

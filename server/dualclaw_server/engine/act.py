@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 GRACE = 1.0
 """Seconds a cancelled call has to come to an end."""
-MAX_RESULT = 64 * 1024
+MAX_RESULT = 16_000
 """Characters of a result's text that are kept; of a longer one head and tail, with a note between."""
 
 MAX_DETAIL = 2_000

@@ -31,7 +31,7 @@ from dualclaw_server.engine.store import Head, RunKey
 from dualclaw_server.servicers import validation
 from dualclaw_server.servicers.calls import Call, Calls, Context, NotServed
 from dualclaw_server.servicers.runs import Runs
-from dualclaw_server.servicers.streams import Streams
+from dualclaw_server.servicers.streams import Streams, check_position
 
 RUN_ID_KEY: Final = "dualclaw-run-id"
 CONVERSATION_ID_KEY: Final = "dualclaw-conversation-id"
@@ -51,6 +51,7 @@ class EngineServicer(EngineServiceServicer):
         async def handle(call: Call) -> tuple[RunResponse, ...]:
             accepted = validation.run_request(request)
             created = await self._runs.start(call.caller, accepted, call.trace)
+            check_position(created.head, created.first_seq - 1)
             with self._runs.attached(created.head.key, starter=accepted):
                 await _name(context, created.head)
                 await self._streams.segment(context, created.head, created.first_seq)
@@ -65,6 +66,7 @@ class EngineServicer(EngineServiceServicer):
         async def handle(call: Call) -> tuple[AttachResponse, ...]:
             validation.attach_request(request)
             head = await self._runs.store.head(RunKey(call.caller.tenant, request.run_id))
+            check_position(head, request.after_seq)
             with self._runs.attached(head.key):
                 await _name(context, head)
                 await self._streams.log(context, head, request.after_seq, wait=request.wait)

@@ -59,24 +59,16 @@ class Streams:
         """Send the segment that begins at ``first_seq``, up to its terminal event.
 
         Raises:
-            EngineError: LOG_COMPACTED, SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
+            EngineError: SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
         """
-        _check_kept(head, first_seq - 1)
         await self._send(context, head.key, first_seq - 1, "segment")
 
     async def log(self, context: Context, head: Head, after: int, *, wait: bool) -> None:
         """Send every event after ``after``: over all segments there are, and with ``wait`` until the run is final.
 
         Raises:
-            EngineError: AFTER_SEQ_OUT_OF_RANGE, LOG_COMPACTED, SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
+            EngineError: SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
         """
-        if after > head.last_seq:
-            raise EngineError(
-                "AFTER_SEQ_OUT_OF_RANGE",
-                f"after_seq {after} lies beyond the newest event, {head.last_seq}",
-                {"last_seq": str(head.last_seq)},
-            )
-        _check_kept(head, after)
         until: Until = "final" if wait else "parked"
         if not _nothing_follows(head, after, until):
             await self._send(context, head.key, after, until)
@@ -146,7 +138,19 @@ class Streams:
             ) from None
 
 
-def _check_kept(head: Head, after: int) -> None:
+def check_position(head: Head, after: int) -> None:
+    """Refuse a position that cannot be read on from; to be asked before the call's headers go out, because a
+    client that has headers takes every later refusal for a lost stream.
+
+    Raises:
+        EngineError: AFTER_SEQ_OUT_OF_RANGE, LOG_COMPACTED.
+    """
+    if after > head.last_seq:
+        raise EngineError(
+            "AFTER_SEQ_OUT_OF_RANGE",
+            f"after_seq {after} lies beyond the newest event, {head.last_seq}",
+            {"last_seq": str(head.last_seq)},
+        )
     if after + 1 < head.kept_from:
         raise EngineError(
             "LOG_COMPACTED",
