@@ -5,7 +5,7 @@
 
 import { ConversationList } from "./list.js";
 import { make } from "./markdown.js";
-import { Refusal, RunStream, call, setKey } from "./stream.js";
+import { Refusal, RunStream, call, hasKey, setKey } from "./stream.js";
 import { Turn, finding, question as questionBubble, replay } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
@@ -24,7 +24,8 @@ function begin(options) {
     ...options,
     onEvent: (event) => take(stream, turn, event),
     onLink: (up) => {
-      if (state.stream === stream) say(up ? (stream.stopping ? "Stopping" : "") : "Connection lost, reconnecting", !up);
+      if (state.stream !== stream) return;
+      say(!up ? "Connection lost, reconnecting" : stream.stopping ? "Stopping" : "", !up);
     },
     onStart: () => started(stream),
   });
@@ -34,7 +35,7 @@ function begin(options) {
     .catch((error) => {
       const known = explain(error);
       if (!stream.runId && options.request) takeBack(options.request, known ? turn : null);
-      if (!known) turn.fail(sentence(error), null, "");
+      if (!known) turn.fail(sentence(error), { summary: sentence(error), hint: error.hint }, "");
     })
     .finally(() => finish(stream, turn));
 }
@@ -261,6 +262,7 @@ function say(text, trouble = false) {
 // Handles what the whole page answers to: a missing key. True when it did.
 function explain(error) {
   if (!(error instanceof Refusal) || error.status !== 401) return false;
+  $("login-refused").hidden = !hasKey();
   if (!$("login").open) $("login").showModal();
   return true;
 }

@@ -1,7 +1,8 @@
 // Starts and follows runs over lost connections: every event reaches the page once and in order.
 //
 // Rules
-// - A start carries a request_id, so a start whose answer was lost is sent again and gives the same run.
+// - A start carries a request_id, so a start whose answer was lost is sent again and gives the same run. So is one
+//   that found no engine, for some seconds: engines are restarted.
 // - The id of the last event is kept over all attempts; each attempt asks for what comes after it, and an event
 //   with an id that was seen is dropped. So nothing is doubled and nothing is missing.
 // - A response that ends without a terminal event, or stays silent beyond the server's heartbeats, was lost.
@@ -13,8 +14,13 @@ const FIRST_DELAY_MS = 300;
 const LONGEST_DELAY_MS = 5000;
 const START_ATTEMPTS = 6;
 const TRANSIENT = new Set([429, 502, 503, 504]);
+const AWAY = new Set([502, 503, 504]);
 
 let key = sessionStorage.getItem("dualclaw-key") || "";
+
+export function hasKey() {
+  return Boolean(key);
+}
 
 export function setKey(value) {
   key = value;
@@ -26,7 +32,7 @@ export class Refusal extends Error {
     super(error.message || `The gateway answered with status ${status}.`);
     this.status = status;
     this.reason = error.reason || "";
-    this.metadata = error.metadata || {};
+    this.hint = error.hint || "";
   }
 }
 
@@ -93,10 +99,8 @@ export class RunStream {
         await this.consume(response, signal);
       } catch (error) {
         if (signal.aborted) return;
-        if (error instanceof Refusal && !(this.runId && TRANSIENT.has(error.status))) throw error;
-        if (!this.runId && attempt >= START_ATTEMPTS) {
-          throw new Refusal(0, { reason: "STORE_UNAVAILABLE", message: "The gateway cannot be reached." });
-        }
+        if (error instanceof Refusal && !(this.runId ? TRANSIENT : AWAY).has(error.status)) throw error;
+        if (!this.runId && attempt >= START_ATTEMPTS) throw error;
       }
       if (this.ended || signal.aborted) return;
       const progress = this.lastId > before;

@@ -50,7 +50,6 @@ export class Turn {
   setLive(live) {
     this.live = live;
     if (!live) this.shown = "";
-    this.answer.setAttribute("aria-busy", String(live));
     this.schedule();
   }
 
@@ -159,6 +158,7 @@ export class Turn {
     if (this.shown && !(this.shown.length > this.text.length && this.shown.startsWith(this.text))) this.shown = "";
     renderInto(this.answer, this.shown || this.text);
     this.answer.classList.toggle("rewriting", Boolean(this.shown));
+    this.answer.setAttribute("aria-busy", String(this.live));   // not before the last piece can be read
     const thinking = this.reasoning.slice(this.told);
     this.thought.hidden = !thinking;
     if (this.thoughtBody.textContent !== thinking) this.thoughtBody.textContent = thinking;

@@ -1,0 +1,239 @@
+"""The chat page as tests see it: what it shows, what can be done with it, and what it is served by."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from playwright.async_api import Locator, Page, expect
+
+from .conftest import Launcher, Process
+
+MARKUP = "<img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> </p>&amp;"
+THOUGHT = "A count first. <i>Then</i> the ledger, which may be sealed."
+LONG = " ".join(f"屋 and house number {number} 🏠," for number in range(60))
+"""One paragraph without a mark of Markdown, in which every piece differs from every other."""
+WIDE = (
+    f"See https://example.org/{'very' * 40}long\n\n```python\n{'x = 1; ' * 40}{MARKUP}\n```\n\n"
+    f"| {MARKUP} `a` {'| b ' * 30}|\n|{'---|' * 31}\n| *{MARKUP}* {'| word ' * 30}|\n\n"
+    f"1. one {MARKUP} `b`\n   - two `{'code' * 40}` **{MARKUP}** three"
+)
+TURNS: list[dict[str, object]] = [
+    {
+        "when": {"user": "survey", "step": 0},
+        "say": [
+            {"reasoning": THOUGHT, "chunk": 3, "delay": 0.01},
+            {"text": "One moment.", "chunk": 3},
+            {"call": "survey", "args": {"town": "<u>Old</u> Town"}},
+            {"call": "ledger", "args": {"year": 1888}},
+        ],
+    },
+    {"when": {"user": "wide", "step": 1}, "say": [{"text": WIDE}, {"usage": {"input_tokens": 5}}]},
+    {"when": {"user": "survey", "step": 1}, "say": [{"text": f"{MARKUP} {LONG}", "chunk": 9, "delay": 0.005}]},
+    {"when": {"user": "hang"}, "say": [{"text": "So far, so", "chunk": 2}, {"hang": True}]},
+    {"when": {"user": "slow"}, "say": [{"text": LONG, "chunk": 6, "delay": 0.01}]},
+    {
+        "when": {"user": "fail"},
+        "say": [{"text": "It begins."}, {"fail": "MODEL_AUTH", "message": "The key is not valid.", "retryable": False}],
+    },
+    {"say": [{"text": "You said {{user}}"}]},
+]
+AGENTS = '''
+import asyncio
+from pathlib import Path
+
+from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.tool import ToolContext, ToolRaised, tool
+
+
+@tool(effect="read")
+async def survey(town: str, context: ToolContext) -> str:
+    """Count houses, which takes until a file with the tenant's name is there."""
+    while not Path(context.tenant).exists():
+        await asyncio.sleep(0.01)
+    return '{"houses": 412, "note": "<b onclick=alert(1)>loud</b>"}'
+
+
+@tool(effect="read")
+async def ledger(year: int) -> str:
+    """Fail."""
+    raise ToolRaised(f"the ledger of {year} is sealed")
+
+
+AGENT = Agent("surveyor", description="Counts houses.", tools=[survey, ledger])
+'''
+
+RECORDER = """
+window.seen = [];
+new MutationObserver(() => {
+  const turn = [...document.querySelectorAll("#turns > .turn")].pop();
+  if (!turn) return;
+  const thought = turn.querySelector(".reasoning");
+  const state = {
+    text: turn.querySelector(".answer").textContent,
+    thought: thought.hidden ? "" : thought.querySelector(".thought").textContent,
+    open: thought.open,
+    live: turn.classList.contains("live"),
+  };
+  if (JSON.stringify(state) !== JSON.stringify(window.seen.at(-1))) window.seen.push(state);
+}).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
+"""
+
+CONTRAST = """(selectors) => selectors.map((selector) => {
+  const parse = (color) => color.match(/[\\d.]+/g).map(Number);
+  const element = [...document.querySelectorAll(selector)].pop();
+  let ground = element;
+  while ((parse(getComputedStyle(ground).backgroundColor)[3] ?? 1) === 0) ground = ground.parentElement;
+  const light = (color) => {
+    const [r, g, b] = parse(color).map((part) => part / 255)
+      .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const [a, b] = [light(getComputedStyle(element).color), light(getComputedStyle(ground).backgroundColor)];
+  return [selector, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), b];
+})"""
+"""For each selector: itself, contrast of the last such element with what lies below it, and how light that is."""
+
+
+def settings_of(folder: Path, **more: str) -> dict[str, str]:
+    """Write script and agents; returns the settings of an engine that has them."""
+    (folder / "page_agents.py").write_text(AGENTS, "utf-8")
+    (folder / "page.json").write_text(json.dumps({"name": "page", "turns": TURNS}), "utf-8")
+    return {
+        "DUALCLAW_LISTEN": "127.0.0.1:0",
+        "DUALCLAW_STORE": "memory:",
+        "DUALCLAW_GRACE": "0",
+        "DUALCLAW_MODEL": f"scripted:{folder / 'page.json'}",
+        "DUALCLAW_AGENTS": "page_agents:AGENT",
+        **more,
+    }
+
+
+class Shared:
+    """An engine with many tenants, and a gateway."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tenants: Iterator[str] = iter([f"tenant-{number}" for number in range(40)])
+        keys = [
+            {"key_sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name, "subject": "s", "roles": ["user"]}
+            for name in [f"tenant-{number}" for number in range(40)]
+        ]
+        (folder / "keys.json").write_text(json.dumps(keys))
+        self.settings = settings_of(folder, DUALCLAW_KEYS_FILE=str(folder / "keys.json"))
+        self.engine = Process("dualclaw_server", self.settings, folder).start()
+        web = {"DUALCLAW_WEB_LISTEN": "127.0.0.1:0", "DUALCLAW_ENGINE": self.engine.address}
+        self.web = Process("dualclaw_clients.web", web, folder).start()
+
+    def tenant(self) -> str:
+        """Return one nobody has had; it is also its key."""
+        return next(self._tenants)
+
+
+@dataclass
+class Chat:
+    """A page, what it is served by, and what a reader and a writer of it do."""
+
+    page: Page
+    engine: Process
+    web: Process
+    launch: Launcher
+    settings: dict[str, str]
+    gate: Path
+    faults: list[str] = field(default_factory=list)
+
+    async def other(self) -> "Chat":
+        """Return a second tab, at the page's address."""
+        tab = replace(self, page=await self.page.context.new_page())
+        tab.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        await tab.page.goto(self.web.address)
+        return tab
+
+    def open_gate(self) -> None:
+        """Let the tool named survey end."""
+        self.gate.touch()
+
+    def restart_engine(self) -> None:
+        """Start an engine where the one that was killed had been."""
+        self.engine = self.launch("dualclaw_server", **{**self.settings, "DUALCLAW_LISTEN": self.engine.address})
+
+    def restart_web(self) -> None:
+        """Start a gateway where the one that was killed had been."""
+        address = self.web.address.removeprefix("http://")
+        self.web = self.launch("dualclaw_clients.web", DUALCLAW_WEB_LISTEN=address, DUALCLAW_ENGINE=self.engine.address)
+
+    @property
+    def turn(self) -> Locator:
+        """The newest answer."""
+        return self.page.locator("#turns > .turn").last
+
+    @property
+    def text(self) -> Locator:
+        return self.turn.locator(".answer")
+
+    def step(self, name: str) -> Locator:
+        return self.turn.locator(".steps > li", has=self.page.locator(".title", has_text=name))
+
+    async def ask(self, text: str) -> None:
+        """Type a question and press Enter."""
+        await self.page.locator("#question").focus()
+        await self.page.keyboard.type(text)
+        await self.page.keyboard.press("Enter")
+
+    async def over(self) -> None:
+        """Wait until nothing runs and the newest answer is complete."""
+        await expect(self.page.locator("#send")).to_be_visible()
+        await expect(self.page.locator("#stop")).to_be_hidden()
+        await expect(self.text).to_have_attribute("aria-busy", "false")
+
+    async def unfold(self) -> None:
+        """Open all steps."""
+        rows = "(rows) => rows.forEach((row) => row.parentElement.open || row.click())"
+        await self.page.locator(".steps summary").evaluate_all(rows)
+
+    async def shown(self) -> str:
+        """Return the newest answer, character by character."""
+        return await self.text.text_content() or ""
+
+    async def seen(self) -> list[dict[str, object]]:
+        """Return every state of the newest answer that was shown since the page was loaded."""
+        states: list[dict[str, object]] = await self.page.evaluate("() => window.seen")
+        return states
+
+    async def get(self, path: str) -> dict[str, object]:
+        """Ask the gateway directly."""
+        answer = await self.page.request.get(self.web.address + path)
+        assert answer.ok, await answer.text()
+        found: dict[str, object] = await answer.json()
+        return found
+
+    async def runs(self) -> list[dict[str, object]]:
+        """Return all runs, the newest first."""
+        found = (await self.get("/v1/runs"))["runs"]
+        assert isinstance(found, list)
+        return found
+
+    async def log(self) -> list[dict[str, object]]:
+        """Return all events of the newest run, which must be over."""
+        answer = await self.page.request.get(f"{self.web.address}/v1/runs/{(await self.runs())[0]['id']}/events")
+        lines = (await answer.text()).split("\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    def conversation(self, title: str) -> Locator:
+        """An entry of the list."""
+        return self.page.locator("#conversations > li", has=self.page.locator(".name", has_text=title))
+
+
+def texts(states: list[dict[str, object]]) -> list[str]:
+    """Return the texts that were shown, each one once."""
+    return list(dict.fromkeys(str(state["text"]) for state in states))
+
+
+def assert_grown(states: list[dict[str, object]], whole: str) -> None:
+    """Whatever was shown was a beginning of the whole text, in many pieces, and never less than before."""
+    shown = texts(states)
+    assert len(shown) > 5
+    assert [text for text in shown if not whole.startswith(text)] == []
+    assert shown == sorted(shown, key=len)
+    assert shown[-1] == whole
