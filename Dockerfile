@@ -1,4 +1,5 @@
-# Three small images from one file: docker build --target server|web|im -t dualclaw-server .
+# One image per service from one file, all with the same content and another entry point:
+#   docker build --target server -t dualclaw-server .    docker build --target web -t dualclaw-web .
 FROM python:3.11-slim AS base
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/dualclaw/bin:$PATH
 RUN useradd --system --create-home --uid 10001 dualclaw
@@ -9,7 +10,9 @@ COPY pyproject.toml README.md CHANGELOG.md ./
 COPY proto proto
 COPY server server
 COPY clients/dualclaw_clients clients/dualclaw_clients
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+COPY examples /opt/dualclaw/examples
+ENV PYTHONPATH=/opt/dualclaw/examples DUALCLAW_AGENTS=assistant:AGENT
 WORKDIR /var/lib/dualclaw
 RUN chown dualclaw /var/lib/dualclaw
 USER dualclaw

@@ -70,6 +70,7 @@ class Batch:
         self._changed = False
         self._sync = Sync.NORMAL
         self._direct: dict[int, str] = {}
+        self._parsed: dict[int, dict[str, object]] = {}
 
     async def run(self) -> str:
         """Run what has not run yet; returns the answer when a return_direct tool gave one, else "".
@@ -124,7 +125,7 @@ class Batch:
             outcome = self._failure("TOOL_UNKNOWN", self._texts.tool_unknown, state, hint=f"Tools there are: {names}")
         elif state.bad_arguments:
             outcome = self._bad_arguments(state, tool, f"not one JSON object: {state.bad_arguments[:500]}")
-        elif problem := tool.problem(parse_args(call.args_json)):
+        elif problem := tool.problem(self._args(state)):
             outcome = self._bad_arguments(state, tool, problem)
         else:
             waiting.append((state, tool))
@@ -146,7 +147,7 @@ class Batch:
                 if parts is None:
                     waiting.append((state, tool))
                 else:
-                    self._end(state, self._success(parts))
+                    self._end(state, Outcome(parts))
                 return
             except Exception:
                 log.exception("lookup of tool %s failed; its outcome stays unknown", tool.name)
@@ -195,7 +196,7 @@ class Batch:
             return self._failure("TOOL_FAILED", self._texts.tool_failed, state, detail="it cancelled itself")
         error = task.exception()
         if error is None:
-            return self._success(task.result())
+            return Outcome(task.result())
         if isinstance(error, ToolRaised):
             return self._failure("TOOL_FAILED", self._texts.tool_failed, state, detail=_said(error))
         log.warning("tool %s raised", tool.name, exc_info=error)
@@ -250,6 +251,12 @@ class Batch:
 
     # Values
 
+    def _args(self, state: CallState) -> dict[str, object]:
+        args = self._parsed.get(state.index)
+        if args is None:
+            args = self._parsed[state.index] = parse_args(state.call.args_json)
+        return args
+
     def _context(self, state: CallState) -> ToolContext:
         key, record = self._trace.key, self._trace.record
         identity = "\x00".join((key.tenant, key.run_id, state.call.id))
@@ -269,7 +276,7 @@ class Batch:
             _KIND_NAMES[call.kind],
             name=call.name,
             server=call.server,
-            args=parse_args(call.args_json),
+            args=self._args(state),
             result=result,
             phase=phase,
             index=state.index,
@@ -277,9 +284,6 @@ class Batch:
             node=self._segment.agent.nodes.tools.get(call.name),
             call_id=call.id,
         )
-
-    def _success(self, parts: Sequence[ContentPart]) -> Outcome:
-        return Outcome(parts)
 
     def _bad_arguments(self, state: CallState, tool: Tool, problem: str) -> Outcome:
         hint = f"Schema of {tool.name}: {tool.parameters_json}"

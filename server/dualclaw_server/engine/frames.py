@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypedDict, Unpack
 
-from dualclaw import Delta, EngineEvent, Reasoning, Run, RunState
+from dualclaw import EngineEvent, Run, RunState
 from dualclaw.fold import RunView
 from dualclaw_server.engine.store import Frame, RunKey, RunMessage, RunStore, StoreError, Sync
 
@@ -36,6 +37,19 @@ MAX_WAITING = 256 * 1024
 """Bytes not yet committed beyond which the model is not read on."""
 _WIDEST = 4
 """Bytes of the widest code point."""
+_RUNNING = RunState.RUN_STATE_RUNNING
+
+
+class _Durable(TypedDict, total=False):
+    """What a durable frame has beside events; see ``Frame``."""
+
+    durable: bool
+    ends_segment: bool
+    checkpoint: bytes
+    messages: tuple[RunMessage, ...]
+    signals: tuple[str, ...]
+    run: Run | None
+    sync: Sync
 
 
 class FrameWriter:
@@ -67,6 +81,8 @@ class FrameWriter:
         self._epoch = epoch
         self._version = version
         self._envelope = envelope
+        self._piece = EngineEvent()
+        self._piece.CopyFrom(envelope)
         self.on_failure: Callable[[BaseException], None] = _ignore
         self._loop = asyncio.get_running_loop()
         self._next_seq = view.last_seq + 1
@@ -85,9 +101,8 @@ class FrameWriter:
 
     # What is written
 
-    @property
     def shown(self) -> str:
-        """Text of this segment as clients have it, what waits included; empty before its first event."""
+        """Seal what waits and return the text of this segment as clients will have it; empty before its first event."""
         self.seal()
         return "" if self.view.terminal is not None else self.view.text
 
@@ -103,6 +118,7 @@ class FrameWriter:
         """Add any other event, made by a ``make_*`` factory without envelope; it waits for a durable frame."""
         self._check()
         self.seal()
+        event.MergeFrom(self._envelope)
         self._seal_event(event)
         self._needs_checkpoint = True
 
@@ -113,7 +129,7 @@ class FrameWriter:
         messages: Sequence[RunMessage] = (),
         signals: Sequence[str] = (),
         run: Run | None = None,
-        state: RunState.ValueType = RunState.RUN_STATE_RUNNING,
+        state: RunState.ValueType = _RUNNING,
         ends_segment: bool = False,
         sync: Sync = Sync.NORMAL,
     ) -> asyncio.Future[int]:
@@ -124,20 +140,14 @@ class FrameWriter:
         self.seal()
         self._needs_checkpoint = False
         committed = self._append(
-            Frame(
-                epoch=self._epoch,
-                first_seq=self._next_seq - len(self._sealed),
-                count=len(self._sealed),
-                body=b"".join(self._sealed),
-                state=state,
-                durable=True,
-                ends_segment=ends_segment,
-                checkpoint=checkpoint,
-                messages=tuple(messages),
-                signals=tuple(signals),
-                run=run,
-                sync=sync,
-            )
+            state,
+            durable=True,
+            ends_segment=ends_segment,
+            checkpoint=checkpoint,
+            messages=tuple(messages),
+            signals=tuple(signals),
+            run=run,
+            sync=sync,
         )
         if ends_segment:
             self.close()
@@ -186,13 +196,14 @@ class FrameWriter:
         step = MAX_TEXT if text.isascii() else MAX_TEXT // _WIDEST
         for start in range(0, len(text), step):
             piece = text[start : start + step]
+            # One message serves every piece: it is serialised and folded before the next one needs it.
             if self._text_is_reasoning:
-                self._seal_event(EngineEvent(reasoning=Reasoning(content=piece)))
+                self._piece.reasoning.content = piece
             else:
-                self._seal_event(EngineEvent(delta=Delta(content=piece)))
+                self._piece.delta.content = piece
+            self._seal_event(self._piece)
 
     def _seal_event(self, event: EngineEvent) -> None:
-        event.MergeFrom(self._envelope)
         event.seq = self._next_seq
         self._next_seq += 1
         self.view.apply(event)
@@ -217,17 +228,12 @@ class FrameWriter:
             return
         self.seal()
         if self._sealed:
-            self._append(
-                Frame(
-                    epoch=self._epoch,
-                    first_seq=self._next_seq - len(self._sealed),
-                    count=len(self._sealed),
-                    body=b"".join(self._sealed),
-                    state=RunState.RUN_STATE_RUNNING,
-                )
-            )
+            self._append(_RUNNING)
 
-    def _append(self, frame: Frame) -> asyncio.Future[int]:
+    def _append(self, state: RunState.ValueType, **durable: Unpack[_Durable]) -> asyncio.Future[int]:
+        """Send all sealed events to the log as one frame."""
+        first_seq = self._next_seq - len(self._sealed)
+        frame = Frame(self._epoch, first_seq, len(self._sealed), b"".join(self._sealed), state, **durable)
         size = self._sealed_size
         self._sealed.clear()
         self._sealed_size = 0
@@ -285,6 +291,8 @@ def _ignore(_: BaseException) -> None:
 def _as_field(data: bytes) -> bytes:
     """Return an event as field 1 of a response: tag, length as a varint, payload."""
     length = len(data)
+    if length <= 0x7F:
+        return b"\x0a" + length.to_bytes(1, "big") + data
     head = bytearray(b"\x0a")
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)

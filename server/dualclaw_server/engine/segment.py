@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dualclaw import ContentPart, Diagnosis, Message, RetryMode, Role, Run, RunState, StepKind, StopReason, ToolCall
@@ -40,6 +41,14 @@ STATES = {
 _SEPARATOR = "\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a segment: the run's state after it, and the signals that it answers."""
+
+    state: RunState.ValueType
+    signals: Sequence[str]
+
+
 class Segment:
     """One segment of one run, from its claim to its terminal event."""
 
@@ -57,15 +66,8 @@ class Segment:
         self.trace = trace
         self.writer = writer
         self.limits: Limits = agent.limits
-        asked = trace.options.max_steps
-        if asked:
-            self.limits = Limits(
-                max_steps=min(asked, agent.limits.max_steps),
-                wall_time=agent.limits.wall_time,
-                max_tokens=agent.limits.max_tokens,
-                max_tool_calls=agent.limits.max_tool_calls,
-                parallel_tools=agent.limits.parallel_tools,
-            )
+        if trace.options.max_steps:
+            self.limits = replace(self.limits, max_steps=min(trace.options.max_steps, self.limits.max_steps))
         self._model = model
         self._run = run
         self._partial: list[str] = []
@@ -134,9 +136,9 @@ class Segment:
 
     async def last_answer(self) -> None:
         """Make the one tool-less call that gives an answer after the last step; without text, say so."""
-        before = len(self.writer.shown)
+        before = len(self.writer.shown())
         await self.reason(tools=False, extra_instructions=self.agent.texts.last_answer)
-        if not self.writer.shown[before:].strip():
+        if not self.writer.shown()[before:].strip():
             self._show(self.agent.texts.step_limit)
             self._message_id = self._close_turn(self.agent.texts.step_limit)
 
@@ -158,10 +160,21 @@ class Segment:
 
     # What batches use
 
-    def save(self, *, sync: Sync = Sync.NORMAL) -> asyncio.Future[int]:
+    def save(self, *, sync: Sync = Sync.NORMAL, end: Ending | None = None) -> asyncio.Future[int]:
         """Save the checkpoint and everything unsaved in one frame, with all events that wait."""
         messages, self._unsaved = self._unsaved, []
-        return self.writer.commit(checkpoint=self.trace.checkpoint.SerializeToString(), messages=messages, sync=sync)
+        checkpoint = self.trace.checkpoint.SerializeToString()
+        if end is None:
+            return self.writer.commit(checkpoint=checkpoint, messages=messages, sync=sync)
+        return self.writer.commit(
+            checkpoint=checkpoint,
+            messages=messages,
+            signals=end.signals,
+            run=self._run,
+            state=end.state,
+            ends_segment=True,
+            sync=sync,
+        )
 
     def keep(self, message: RunMessage) -> None:
         """Have a message saved with the next frame."""
@@ -178,7 +191,7 @@ class Segment:
             return
         if trace.own_messages()[-1].role != Role.ROLE_ASSISTANT:
             self._close_turn(self.agent.texts.no_answer)
-        content, view = writer.shown, writer.view
+        content, view = writer.shown(), writer.view
         writer.event(
             make_done(
                 message_id=self._message_id,
@@ -218,7 +231,7 @@ class Segment:
         writer = self.writer
         hold = self.trace.options.retry_mode == RetryMode.RETRY_MODE_HOLD
         held: list[TextDelta | ReasoningDelta] = []
-        shown = writer.shown
+        shown = writer.shown()
         apart = bool(shown) and not shown.endswith("\n")
         response: ModelResponse | None = None
         async with aclosing(model.stream(request)) as chunks:
@@ -256,7 +269,7 @@ class Segment:
         """
         message = Message(id=new_id(), role=Role.ROLE_ASSISTANT, author=self.agent.name)
         message.create_time.GetCurrentTime()
-        used = self.trace.call_ids() if tools else set()
+        used = set(self.trace.call_ids()) if tools else set()
         bad_arguments: dict[str, str] = {}
         for part in response.message.parts:
             if part.WhichOneof("part") != "tool_call":
@@ -282,10 +295,10 @@ class Segment:
     def _answered(self) -> bool:
         """Tell whether there is text to read, or media in the last message."""
         parts = self.trace.own_messages()[-1].parts
-        return bool(self.writer.shown.strip()) or any(part.WhichOneof("part") in ("image", "file") for part in parts)
+        return bool(self.writer.shown().strip()) or any(part.WhichOneof("part") in ("image", "file") for part in parts)
 
     def _show(self, text: str) -> None:
-        shown = self.writer.shown
+        shown = self.writer.shown()
         if shown and not shown.endswith("\n"):
             self.writer.text(_SEPARATOR)
         self.writer.text(text)
@@ -313,18 +326,7 @@ class Segment:
         del self.trace.checkpoint.calls[:]
         if self.trace.usage is not None:
             self._run.usage.CopyFrom(self.trace.usage)
-        messages, self._unsaved = self._unsaved, []
-        await asyncio.shield(
-            self.writer.commit(
-                checkpoint=self.trace.checkpoint.SerializeToString(),
-                messages=messages,
-                signals=signals,
-                run=self._run,
-                state=state,
-                ends_segment=True,
-                sync=Sync.FULL,
-            )
-        )
+        await asyncio.shield(self.save(sync=Sync.FULL, end=Ending(state, signals)))
 
     def seconds_left(self) -> float:
         """Seconds of wall time the run has left; at most its whole limit, should the clock have jumped back."""
@@ -334,8 +336,7 @@ class Segment:
 
 def diagnosis_of(error: EngineError) -> Diagnosis:
     """Return an error as a diagnosis for users."""
-    retryable = error.retryable if isinstance(error, ModelError) else False
-    detail = error.detail if isinstance(error, ModelError) else ""
+    detail, retryable = (error.detail, error.retryable) if isinstance(error, ModelError) else ("", False)
     return make_diagnosis(
         code=diagnosis_code(error.reason),
         severity="error",

@@ -32,6 +32,7 @@ class Trace:
         self.checkpoint = checkpoint
         self._history = tuple(history)
         self._own = {item.position: item.message for item in messages}
+        self._call_ids: set[str] | None = None
         checkpoint.next_position = max([checkpoint.next_position, *(position + 1 for position in self._own)])
 
     @property
@@ -59,12 +60,9 @@ class Trace:
 
     def call_ids(self) -> set[str]:
         """Return every tool call id the conversation has used."""
-        return {
-            part.tool_call.id
-            for message in self.context()
-            for part in message.parts
-            if part.WhichOneof("part") == "tool_call"
-        }
+        if self._call_ids is None:
+            self._call_ids = set().union(*map(_calls_of, self.context()))
+        return self._call_ids
 
     def reserve(self, count: int = 1) -> int:
         """Reserve places for ``count`` messages and return the first."""
@@ -75,6 +73,8 @@ class Trace:
     def put(self, position: int, message: Message) -> RunMessage:
         """Put a message at a reserved place; returns it as the store takes it."""
         self._own[position] = message
+        if self._call_ids is not None:
+            self._call_ids |= _calls_of(message)
         return RunMessage(position, message)
 
     def add_usage(self, usage: Usage) -> None:
@@ -92,3 +92,7 @@ class Trace:
     def tokens(self) -> int:
         """Input and output tokens reported so far."""
         return self.checkpoint.usage.input_tokens + self.checkpoint.usage.output_tokens
+
+
+def _calls_of(message: Message) -> set[str]:
+    return {part.tool_call.id for part in message.parts if part.WhichOneof("part") == "tool_call"}

@@ -43,6 +43,7 @@ MAX_RECOVERIES = 16
 _RETRY = 5.0
 """Seconds before an item that cannot be worked on now is delivered again."""
 _CLAIM_WAIT = 5.0
+_INBOX_RETRY = 1.0
 _STOP_TIMEOUT = 10.0
 
 
@@ -310,7 +311,13 @@ class Worker:
         while True:
             await work.signalled.wait()
             work.signalled.clear()
-            loaded = await self._store.load(work.key)
+            try:
+                loaded = await self._store.load(work.key)
+            except StoreError as error:  # a read that failed is no reason to give up a run at work
+                log.warning("the inbox of run %s cannot be read: %s", work.key.run_id, error or type(error).__name__)
+                await asyncio.sleep(_INBOX_RETRY)
+                work.signalled.set()
+                continue
             if _find_cancel(loaded) is not None:
                 return [signal.signal_id for signal in loaded.unread]
 
