@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 
-from dualclaw_server.app import LINGER, StartError, make_parts, serve
+from dualclaw_server.app import LINGER, StartError, make_parts, part_problems, serve
 from dualclaw_server.servicers.logs import Redactor, start_logging
-from dualclaw_server.settings import SettingsError, read_settings
+from dualclaw_server.settings import SettingsError, described_settings, read_settings
 
 _log = logging.getLogger("dualclaw_server")
 
@@ -31,15 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())  # so that DUALCLAW_AGENTS finds a module beside you, as `python -m` would
     try:
         settings, warnings = read_settings(os.environ, vars(options))
-        redactor = Redactor([settings.model_api_key.get_secret_value()])
-        start_logging(sys.stderr, redactor)
-        for warning in warnings:
-            _log.warning("%s", warning)
+    except SettingsError as error:
+        return _refuse(error.warnings, error.problems + (part_problems(error.rest) if error.rest else []))
+    redactor = Redactor([settings.model_api_key.get_secret_value()])
+    start_logging(sys.stderr, redactor)
+    try:
         parts = make_parts(settings)
     except SettingsError as error:
-        for problem in error.problems:
-            sys.stderr.write(f"dualclaw-server: {problem}\n")
-        return 2
+        return _refuse(warnings, error.problems)
+    for warning in warnings:
+        _log.warning("%s", warning)
     try:
         _run(serve(settings, parts, redactor, _announce))
     except StartError as error:
@@ -49,6 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.exception("the server failed")
         return 1
     return 0
+
+
+def _refuse(warnings: Sequence[str], problems: Sequence[str]) -> int:
+    """Say all that is wrong, then what may be; returns the exit code."""
+    for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
+        sys.stderr.write(f"dualclaw-server: {line}\n")
+    return 2
 
 
 def _run(main: Coroutine[None, None, None]) -> None:
@@ -84,8 +92,16 @@ def _announce(address: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dualclaw-server",
-        description="The dualclaw engine: runs agents and serves them by gRPC. Settings are environment variables "
-        "DUALCLAW_*; the options below stand in for the ones they name.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the epilog has its own lines
+        description="The dualclaw engine: runs agents and serves them by gRPC. Settings are environment variables;\n"
+        "the options stand in for the ones they name.",
+        epilog="\n".join(
+            [
+                "environment variables, with their defaults; an empty one counts as not set:",
+                *(f"  {name} ({default})\n      {text}" for name, default, text in described_settings()),
+                "  Other OTEL_* names keep their standard meaning for the export of spans.",
+            ]
+        ),
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     parser.add_argument("--listen", metavar="HOST:PORT", help="DUALCLAW_LISTEN (127.0.0.1:50051)")

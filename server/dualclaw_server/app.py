@@ -8,12 +8,14 @@ store and the exporter are closed. A second signal does what signals do by defau
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import logging
 import signal
+import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
@@ -55,6 +57,9 @@ MIN_PING_INTERVAL: Final = 10.0
 LINGER: Final = 5.0
 """Seconds that calls get to end once the runs are done."""
 
+_TELLING: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+"""Why an address cannot be had; in other trouble, as without IPv6, gRPC may know a way."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +85,20 @@ def make_parts(settings: Settings) -> Parts:
     Raises:
         SettingsError: with every fault there is.
     """
+    parts, problems = _try_parts(settings)
+    if parts is None:
+        raise SettingsError(problems)
+    if settings.otlp_endpoint:
+        return replace(parts, provider=exporting_provider(settings.service_name))
+    return parts
+
+
+def part_problems(settings: Settings) -> list[str]:
+    """Return every fault that ``make_parts`` would find, and keep nothing it would make."""
+    return _try_parts(settings)[1]
+
+
+def _try_parts(settings: Settings) -> tuple[Parts | None, list[str]]:
     problems: list[str] = []
     access, store, model = Access(), None, None
     agents: Sequence[Agent] = ()
@@ -102,9 +121,8 @@ def make_parts(settings: Settings) -> Parts:
     except ValueError as error:
         problems.append(f"DUALCLAW_AGENTS: {error}")
     if problems or store is None or model is None:
-        raise SettingsError(problems)
-    provider = exporting_provider(settings.service_name) if settings.otlp_endpoint else None
-    return Parts(store, model, agents, access, provider)
+        return None, problems
+    return Parts(store, model, agents, access), []
 
 
 def access_of(settings: Settings) -> Access:
@@ -128,13 +146,21 @@ def load_agents(reference: str) -> Sequence[Agent]:
         if callable(found) and not isinstance(found, Agent):
             found = found()
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f" ({place.filename}:{place.lineno})" if place.filename != __file__ else ""
-        raise ValueError(f"{reference}: {type(error).__name__}: {error}{where}") from error
+        raise ValueError(f"{reference}: {type(error).__name__}: {error}{_place(error)}") from error
     agents = [found] if isinstance(found, Agent) else found
     if not isinstance(agents, Sequence) or not agents or not all(isinstance(agent, Agent) for agent in agents):
         raise ValueError(f"{reference}: must be an Agent, a sequence of them, or a function that returns either")
     return tuple(agents)
+
+
+def _place(error: Exception) -> str:
+    """Return where in somebody's module an error was raised; empty when it was the import itself."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<frozen ")
+    ]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 class Engine(Runs, Protocol):
@@ -197,6 +223,7 @@ class EngineServer:
     async def start(self) -> None:
         """Listen, begin to work on runs and report SERVING. Raises StartError when the address cannot be had."""
         listen = self._settings.listen
+        await _check_free(listen)
         try:
             credentials = _credentials(self._settings)
             if credentials is None:
@@ -316,6 +343,38 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+async def _check_free(listen: str) -> None:
+    """Try to have the address before gRPC does, which tells no reason but writes a line of its own to stderr.
+
+    A name may stand for several addresses; as with gRPC, one that can be had is enough.
+
+    Raises:
+        StartError: with the reason of the operating system.
+    """
+    host, port = split_address(listen)
+    if host.startswith("unix:"):
+        return
+    failure: OSError | None = None
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            try:
+                with socket.socket(family, kind, protocol) as trial:
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC binds it
+                    trial.bind(address)
+                return
+            except OSError as error:
+                if error.errno not in _TELLING:
+                    return
+                failure = error if failure is None or error.errno == errno.EADDRINUSE else failure
+    except OSError as error:
+        failure = error
+    if failure is not None:
+        raise StartError(f"cannot listen on {listen}: {failure.strerror or failure}") from None
 
 
 def _options(settings: Settings, min_ping_interval: float) -> Sequence[tuple[str, int]]:

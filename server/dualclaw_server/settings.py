@@ -1,8 +1,9 @@
 """The engine's settings: environment variables ``DUALCLAW_*``, read here and nowhere else.
 
 Everything wrong is found before anything starts and told at once, one line each, without the value of
-anything that may be a secret. Names nobody knows are warned of, because a misspelt setting would
-otherwise just not apply; names of the other services are known.
+anything that may be a secret; so an error carries what is right too, for ``app.part_problems`` to look at.
+Names nobody knows are warned of, because a misspelt setting would otherwise just not apply; names of the
+other services are known. The docstrings of the fields are what ``--help`` says.
 
 ``OTEL_*`` names keep their standard meaning. Two of them are looked at here, to decide whether spans are
 exported at all; the OpenTelemetry SDK reads the others itself.
@@ -10,7 +11,7 @@ exported at all; the OpenTelemetry SDK reads the others itself.
 
 import difflib
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -36,11 +37,19 @@ _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_
 
 
 class SettingsError(Exception):
-    """The settings cannot be used; ``problems`` has one readable line for each fault."""
+    """The settings cannot be used.
 
-    def __init__(self, problems: list[str]) -> None:
+    Args:
+        problems: one readable line for each fault.
+        warnings: what is to be warned of besides, as ``read_settings`` would have returned it.
+        rest: the settings that are right, for looking at what they name; no server may be made of them.
+    """
+
+    def __init__(self, problems: list[str], warnings: Sequence[str] = (), rest: "Settings | None" = None) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
+        self.warnings = warnings
+        self.rest = rest
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -84,47 +93,47 @@ def _address(value: str) -> str:
 def _reference(value: str) -> str:
     module, colon, attribute = value.partition(":")
     if value and not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
-        raise PydanticCustomError("reference", "must be MODULE:ATTRIBUTE, such as my_agents:agents")
+        raise PydanticCustomError("reference", "must be MODULE:ATTRIBUTE, such as my_agents:AGENT")
     return value
 
 
 class Settings(BaseModel):
     """What the engine is told by its environment."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:50051"
     """Address to serve at; port 0 takes a free one."""
     store: str = Field("sqlite:dualclaw.db", min_length=1)
     """Where runs live: ``sqlite:PATH`` or ``memory:``."""
     model: str = Field("scripted", min_length=1)
-    """The model of agents that name none: ``scripted``, ``scripted:FILE``, ``openai:NAME``, ..."""
+    """The model of agents that name none: ``openai:NAME``, ``scripted:FILE`` or ``scripted``."""
     model_base_url: str = ""
-    """Endpoint of the model's vendor; empty: the vendor's own."""
+    """Endpoint of the model's vendor; none: the vendor's own."""
     model_api_key: SecretStr = SecretStr("")
     """Key for that endpoint."""
     agents: Annotated[str, AfterValidator(_reference)] = ""
-    """``MODULE:ATTRIBUTE`` of the agents to serve; empty: the assistant that ships."""
+    """``MODULE:ATTRIBUTE`` of an Agent, a list of them, or a function; none: the assistant that ships."""
     keys_file: FilePath | None = None
-    """Who may call, see servicers/access.py; None: anybody on this machine."""
+    """JSON ``[{"key_sha256", "tenant", "subject", "roles"}]`` of who may call; none: anybody on this machine."""
     allow_anonymous: bool = False
     """Serve other machines without a keys file."""
     grace: float = Field(30.0, ge=0, le=3_600, allow_inf_nan=False)
     """Seconds that runs at work may take to end once the server is told to stop."""
     tls_cert: FilePath | None = None
-    """PEM chain of the server; with ``tls_key``."""
+    """PEM chain of the server; with DUALCLAW_TLS_KEY."""
     tls_key: FilePath | None = None
-    """PEM key of the server."""
+    """PEM key of the server; with DUALCLAW_TLS_CERT."""
     tls_client_ca: FilePath | None = None
     """PEM roots; clients must then show a certificate signed by one (mTLS)."""
     max_receive_bytes: int = Field(16 << 20, ge=4_096, le=1 << 30)
-    """Largest request."""
+    """Largest request, in bytes."""
     max_send_bytes: int = Field(64 << 20, ge=1 << 20, le=1 << 30)
-    """Largest response message."""
+    """Largest response message, in bytes."""
     otlp_endpoint: str = ""
-    """Where spans go, from the standard OTEL_* names; empty: nowhere."""
+    """Where spans go by OTLP over gRPC; none: no spans are made. The name with TRACES in it wins."""
     service_name: str = "dualclaw-server"
-    """Name of this service in spans, from OTEL_SERVICE_NAME."""
+    """Name of this service in spans."""
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
@@ -167,16 +176,50 @@ def read_settings(
     values |= {field: value for field, value in (overrides or {}).items() if value is not None}
     if environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
         values.pop("otlp_endpoint", None)
+    warnings = [_warning(name, own) for name in sorted(environ) if _unknown(name, own)]
+    wrong: set[str] = set()
     try:
-        settings = Settings.model_validate(values)
+        return Settings.model_validate(values), warnings
+    except SettingsError as crossed:
+        problems = crossed.problems
     except ValidationError as error:
-        raise SettingsError([_line(detail) for detail in error.errors()] + _crossed(values, error)) from None
-    return settings, [_warning(name, own) for name in sorted(environ) if _unknown(name, own)]
+        wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+        problems = [_line(detail) for detail in error.errors()] + _crossed(values, wrong)
+    raise SettingsError(problems, warnings, _rest(values, wrong))
 
 
-def _crossed(values: Mapping[str, str], error: ValidationError) -> list[str]:
+def described_settings() -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and meaning of every environment variable that is read; without a default it is "none"."""
+    standard = {field: name for name, field in reversed(tuple(_STANDARD_NAMES.items()))}
+    for field, info in Settings.model_fields.items():
+        text = (info.description or "").partition("\n")[0].replace("``", "")
+        yield standard.get(field, PREFIX + field.upper()), _shown(info.default), text
+        if field == "otlp_endpoint":
+            yield "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "none", "The same, for spans alone."
+            yield "OTEL_TRACES_EXPORTER", "otlp", "With the value none, no spans are made whatever the endpoint."
+
+
+def _shown(default: object) -> str:
+    match default:
+        case None | "":
+            return "none"
+        case SecretStr():
+            return "none"
+        case bool():
+            return str(int(default))
+        case float():
+            return f"{default:g}"
+    return str(default)
+
+
+def _rest(values: Mapping[str, str], wrong: set[str]) -> Settings:
+    """Return the settings that are right by themselves, in a form in which none can contradict another."""
+    right = {field: value for field, value in values.items() if field not in wrong and not field.startswith("tls_")}
+    return Settings.model_validate(right | {"allow_anonymous": "1"})
+
+
+def _crossed(values: Mapping[str, str], wrong: set[str]) -> list[str]:
     """Return what is wrong between fields too: pydantic looks at that only once every field is right."""
-    wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
     try:
         Settings.model_validate(
             {field: value for field, value in values.items() if field not in wrong} | _stand_ins(wrong)

@@ -85,6 +85,18 @@ async def test_a_second_server_on_the_same_port_does_not_start(server: ServeEngi
                 pass
 
 
+@pytest.mark.parametrize(
+    ("listen", "reason"),
+    [("192.0.2.1:0", "Cannot assign requested address"), ("no-such-host.invalid:0", ".*(?:[Nn]ame|resolution)")],
+)
+async def test_an_address_of_another_machine_is_refused_with_the_reason(listen: str, reason: str) -> None:
+    """What the operating system says is what the operator reads."""
+    settings = Settings(listen=listen, store="memory:", allow_anonymous=True)
+    with pytest.raises(StartError, match=f"cannot listen on {listen}: {reason}"):
+        async with engine_server(settings, make_parts(settings)):
+            pass
+
+
 async def test_a_request_above_the_limit_is_refused_and_the_server_lives_on(server: ServeEngine) -> None:
     """More than 16 MiB is RESOURCE_EXHAUSTED from gRPC itself; the next call is answered."""
     async with server() as served:
@@ -155,10 +167,11 @@ def agents_module(tmp_path: Path) -> Iterator[str]:
         "text = 'one'\n"
     )
     (tmp_path / "agents_that_raise.py").write_text("\nraise RuntimeError('no database')\n")
+    (tmp_path / "agents_that_import.py").write_text("\n\nimport no_such_module\n")
     sys.path.insert(0, str(tmp_path))
     yield "agents_of_test"
     sys.path.remove(str(tmp_path))
-    for name in ("agents_of_test", "agents_that_raise"):
+    for name in ("agents_of_test", "agents_that_raise", "agents_that_import"):
         sys.modules.pop(name, None)
 
 
@@ -172,8 +185,9 @@ def test_agents_are_loaded_from_every_form(agents_module: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "text"),
     [
-        ("no_such_module:agents", "ModuleNotFoundError"),
-        ("agents_of_test:three", "AttributeError"),
+        ("no_such_module:agents", "ModuleNotFoundError: No module named 'no_such_module'$"),
+        ("agents_of_test:three", "AttributeError: module 'agents_of_test' has no attribute 'three'$"),
+        ("agents_that_import:agents", "No module named 'no_such_module' .*agents_that_import.py:3.$"),
         ("agents_of_test:broken", "ZeroDivisionError: division by zero (.*agents_of_test.py:7)"),
         ("agents_of_test:empty", "must be an Agent"),
         ("agents_of_test:text", "must be an Agent"),

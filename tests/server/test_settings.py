@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dualclaw_server.settings import Settings, SettingsError, is_loopback, read_settings
+from dualclaw_server.settings import Settings, SettingsError, described_settings, is_loopback, read_settings
 
 
 def problems_of(environ: dict[str, str]) -> list[str]:
@@ -49,6 +49,50 @@ def test_all_faults_are_told_at_once_each_with_its_name(tmp_path: Path) -> None:
     for name in ("LISTEN", "GRACE", "ALLOW_ANONYMOUS", "AGENTS", "KEYS_FILE", "TLS_CLIENT_CA"):
         assert f"DUALCLAW_{name}:" in text
     assert len(problems) == 6
+
+
+def test_an_error_carries_the_warnings_and_what_is_right() -> None:
+    """A fault hides neither a misspelt name nor what the other settings name; the faulty ones are not among them."""
+    environ = {
+        "DUALCLAW_GRACE": "soon",
+        "DUALCLAW_LISTEN": "0.0.0.0:1",
+        "DUALCLAW_TLS_CERT": __file__,
+        "DUALCLAW_STORE": "tape:x",
+        "DUALCLAW_MODLE": "x",
+    }
+    with pytest.raises(SettingsError) as caught:
+        read_settings(environ)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "DUALCLAW_GRACE",
+        "DUALCLAW_TLS_CERT and DUALCLAW_TLS_KEY",
+        "DUALCLAW_LISTEN",
+    ]
+    assert caught.value.warnings == ["DUALCLAW_MODLE: no such setting; did you mean DUALCLAW_MODEL?"]
+    assert caught.value.rest is not None
+    assert (caught.value.rest.store, caught.value.rest.grace) == ("tape:x", 30)
+
+
+def test_agents_without_an_attribute_are_told_the_form() -> None:
+    """The example is the one of the README."""
+    (problem,) = problems_of({"DUALCLAW_AGENTS": "my_agents"})
+    assert problem == "DUALCLAW_AGENTS: must be MODULE:ATTRIBUTE, such as my_agents:AGENT"
+
+
+def test_every_setting_is_described_once_with_its_default() -> None:
+    """Whatever the engine reads has a name that works, a default and a sentence; no key and no type shows up."""
+    described = list(described_settings())
+    names = [name for name, _, _ in described]
+    assert len(set(names)) == len(names) == len(Settings.model_fields) + 2
+    _, warnings = read_settings(dict.fromkeys((name for name in names if name.startswith("DUALCLAW_")), ""))
+    assert warnings == []
+    assert all(text.endswith(".") and "`" not in text and default for _, default, text in described)
+    defaults = {name: default for name, default, _ in described}
+    assert defaults["DUALCLAW_LISTEN"] == "127.0.0.1:50051"
+    assert defaults["DUALCLAW_GRACE"] == "30"
+    assert defaults["DUALCLAW_ALLOW_ANONYMOUS"] == "0"
+    assert defaults["DUALCLAW_MODEL_API_KEY"] == defaults["DUALCLAW_KEYS_FILE"] == "none"
+    assert defaults["OTEL_SERVICE_NAME"] == "dualclaw-server"
+    assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"} <= set(names)
 
 
 def test_the_key_of_the_model_is_in_no_error_and_no_dump() -> None:

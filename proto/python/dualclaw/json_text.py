@@ -89,7 +89,7 @@ def parse_args(text: str) -> dict[str, object]:
     if text.count("{") + text.count("[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         return {}
     try:
-        found = json.loads(text, parse_int=_read_int, parse_float=_read_float, parse_constant=lambda _: None)
+        found = _decode(text)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
@@ -108,6 +108,9 @@ def _read_float(literal: str) -> float | None:
         return None
     number = float(literal)
     return number if math.isfinite(number) else None
+
+
+_decode = json.JSONDecoder(parse_int=_read_int, parse_float=_read_float, parse_constant=lambda _: None).decode
 
 
 def _depth(text: str) -> int:

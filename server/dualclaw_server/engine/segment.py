@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -39,6 +40,8 @@ STATES = {
 """State a run is in after done; every other stop reason means SUCCEEDED."""
 
 _SEPARATOR = "\n\n"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,9 @@ class Segment:
         self._run.error.message = error.message
         self._run.error.diagnosis.CopyFrom(diagnosis)
         await self._end(RunState.RUN_STATE_FAILED, signals)
+        place = {"run_id": self.trace.key.run_id, "tenant": self.trace.key.tenant, "agent": self.agent.name}
+        trace_id = self.trace.checkpoint.trace_id
+        log.warning("run failed: %s", error.reason, extra={"trace_id": trace_id, "reason": error.reason, **place})
 
     async def halt(self, stop_reason: StopReason.ValueType, note: str, signals: Sequence[str] = ()) -> None:
         """End a run whose work was stopped in the middle (cancel, wall time): partial text is kept and saved."""

@@ -27,6 +27,8 @@ from dualclaw_server.engine.model import ModelRequest, ToolSpec
 
 NO_RESULT = "No result: this call was not completed."
 
+# An enum's value costs a look-up in Python every time it is named.
+_SYSTEM, _USER, _ASSISTANT = Role.ROLE_SYSTEM, Role.ROLE_USER, Role.ROLE_ASSISTANT
 _BAD_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_NAME = 64
 _MAGIC = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"), (b"RIFF", "image/webp"))
@@ -71,13 +73,13 @@ def wire_messages(request: ModelRequest, tool_names: frozenset[str] = frozenset(
     system = [clean_text(request.instructions)] if request.instructions else []
     made: list[Wire] = []
     for position, message in enumerate(request.messages):
-        match message.role:
-            case Role.ROLE_SYSTEM:
-                system += filter(None, [_text(message.parts)])
-            case Role.ROLE_USER:
-                _add_user(made, message.parts)
-            case Role.ROLE_ASSISTANT:
-                _add_assistant(made, message.parts, position, results, tool_names)
+        role = message.role
+        if role == _SYSTEM:
+            system += filter(None, [_text(message.parts)])
+        elif role == _USER:
+            _add_user(made, message.parts)
+        elif role == _ASSISTANT:
+            _add_assistant(made, message.parts, position, results, tool_names)
     if system:
         made.insert(0, {"role": "system", "content": "\n\n".join(system)})
     return made
@@ -90,7 +92,7 @@ def _results(messages: Sequence[Message]) -> Mapping[tuple[int, str], ToolResult
     for position, message in enumerate(messages):
         for part in message.parts:
             match part.WhichOneof("part"):
-                case "tool_call" if message.role == Role.ROLE_ASSISTANT:
+                case "tool_call" if message.role == _ASSISTANT:
                     owners[part.tool_call.id] = position
                 case "tool_result" if part.tool_result.call_id in owners:
                     call_id = part.tool_result.call_id

@@ -14,18 +14,22 @@ Rules and their reasons:
 """
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import aiohttp
 import httpx
 import msgspec
 from httpx_aiohttp import HttpxAiohttpClient
 
+from dualclaw_server.engine.deadline import Deadline
 from dualclaw_server.engine.model import ModelError
-from dualclaw_server.models.deadline import Deadline
 from dualclaw_server.models.failures import Redactor, error_from_status
 
 logger = logging.getLogger(__name__)
@@ -159,7 +163,7 @@ class Endpoint:
             return _timed_out(f"No connection to the model's endpoint within {self.timeouts.connect:g} s.")
         if isinstance(error, httpx.UnsupportedProtocol):
             return ModelError("MODEL_BAD_RESPONSE", "The base URL is no http address.", retryable=False)
-        detail = self.redact.excerpt(str(error))
+        detail = self.redact.excerpt(_reason(error))
         if not isinstance(error, httpx.HTTPError):
             return ModelError(
                 "MODEL_BAD_RESPONSE",
@@ -287,6 +291,20 @@ def parse_json(text: str) -> object:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _reason(error: Exception) -> str:
+    """Return why there is no connection: address and the system's words, without the transport's own notation."""
+    cause = error.__cause__ or error
+    if isinstance(cause, aiohttp.ClientConnectorCertificateError):
+        return f"{cause.host}:{cause.port}: {cause.certificate_error}"
+    if not isinstance(cause, aiohttp.ClientConnectorError):
+        return str(error)
+    failure = cause.os_error
+    plain = not isinstance(failure, ssl.SSLError | socket.gaierror)  # these two count errors in their own ways
+    known = plain and failure.errno in errno.errorcode
+    text = os.strerror(failure.errno or 0) if known else failure.strerror or str(failure)
+    return f"{cause.host}:{cause.port}: {text}"
 
 
 def _timed_out(message: str) -> ModelError:

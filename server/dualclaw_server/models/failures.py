@@ -70,7 +70,7 @@ _SERVER = re.compile(
     r"server_error|internal.?(?:server.?)?error|api_error|unavailable|bad.gateway|upstream|provider.returned", re.I
 )
 _HEADER = re.compile(
-    r"""(?<=authorization)(["']?\s*[:=]\s*["']?)(?:(?:bearer|basic)\s+)?[^\s"',}]+"""
+    r"""(?<=authorization)(["']?\s*[:=]\s*["']?)(?:[^\s"',}]++[ \t]++)?[^\s"',}]+"""
     r"""|\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{16,}""",
     re.IGNORECASE,
 )

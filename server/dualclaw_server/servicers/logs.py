@@ -1,6 +1,7 @@
 """Structured logs, and the one redactor for logs, error texts and whatever else leaves the process.
 
-A log line is one JSON object: time, level, logger, message, then trace_id and exception where there is one.
+A log line is one JSON object: time, level, logger, message, then trace_id, what a line about a run says of it
+(run_id, tenant, agent, reason), and exception, where there is one.
 Redaction works on the finished text, tracebacks included, because secrets arrive inside other people's
 exceptions. It masks what looks like a credential and, whatever they look like, the secrets it was given.
 """
@@ -15,13 +16,22 @@ from typing import Final, TextIO
 from opentelemetry import trace
 
 MASK: Final = "***"
+RUN_FIELDS: Final = ("run_id", "tenant", "agent", "reason")
+"""What a line about a run gives in ``extra``; each becomes a field of the line."""
 
+_VALUE: Final = r"[^\s\"',;&)}\]]"
+_HEADER: Final = r"(?<![^\W_])(authorization(?:[\"']?\s*[:=]|[\"']\s*,)\s*(?:b?[\"'])?)"
+_SCHEME: Final = r"(?:bearer|basic|token|digest|negotiate|api-?key|key)[ \t]+[\"']?"
 _SHAPES: Final = (
     # what follows a scheme of an authorization header
     re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=:-]{4,}"),
+    # an authorization header: the value after a scheme that is known, else both words there may be; "Bearer KEY"
+    # is how people are told to write it, and stays
+    re.compile(rf"(?i){_HEADER}({_SCHEME}){_VALUE}{{4,}}"),
+    re.compile(rf"(?i){_HEADER}()(?!\s|{_SCHEME})(?:{_VALUE}++[ \t]++)?{_VALUE}{{4,}}"),
     # name: value, name=value, "name": "value", ('name', 'value')
     re.compile(
-        r"(?i)(?<![^\W_])((?:api[_-]?key|authorization|access[_-]?token|refresh[_-]?token|auth[_-]?token|"
+        r"(?i)(?<![^\W_])((?:api[_-]?key|access[_-]?token|refresh[_-]?token|auth[_-]?token|"
         r"client[_-]?secret|password|passwd|secret|token))([\"']?\s*[:=,]\s*[\"']?)(?!\s)[^\s\"',;&)}\]]{4,}"
     ),
     # user:password@ of an address
@@ -68,6 +78,7 @@ class JsonFormatter(logging.Formatter):
         trace_id = getattr(record, "trace_id", "") or _current_trace_id()
         if trace_id:
             fields["trace_id"] = str(trace_id)
+        fields |= {name: str(value) for name in RUN_FIELDS if (value := getattr(record, name, ""))}
         if record.exc_info:
             fields["exception"] = self._redactor.text(self.formatException(record.exc_info))
         return json.dumps(fields, ensure_ascii=False)

@@ -13,13 +13,13 @@ Rules:
   by then, then says that this server goes away.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Literal
 
 from dualclaw import RunState
 from dualclaw.errors import EngineError
+from dualclaw_server.engine.deadline import Deadline
 from dualclaw_server.engine.store import FINAL, Frame, Head, RunKey, RunStore
 from dualclaw_server.servicers.calls import Context
 
@@ -45,15 +45,14 @@ class Streams:
         self._store = store
         self._patience = patience
         self._message_bytes = message_bytes
-        self._waiting: set[asyncio.Timeout] = set()
+        self._waiting: set[Deadline] = set()
         self._over = False
 
     def end(self) -> None:
         """Have every stream end once it has sent what is committed by now."""
         self._over = True
-        now = asyncio.get_running_loop().time()
         for limit in self._waiting:
-            limit.reschedule(now)
+            limit.expire()
 
     async def segment(self, context: Context, head: Head, first_seq: int) -> None:
         """Send the segment that begins at ``first_seq``, up to its terminal event.
@@ -74,64 +73,64 @@ class Streams:
             await self._send(context, head.key, after, until)
 
     async def _send(self, context: Context, key: RunKey, after: int, until: Until) -> None:
-        async with aclosing(self._store.follow(key, after)) as batches:
-            while not self._over:
-                frames = await self._next(batches)
-                if frames is None:
-                    break
-                if await self._deliver(context, key, frames, until):
+        with closing(Deadline()) as limit:
+            async with aclosing(self._store.follow(key, after)) as batches:
+                while not self._over:
+                    frames = await self._next(batches, limit)
+                    if frames is None:
+                        break
+                    if await self._deliver(context, key, frames, until, limit):
+                        return
+                    after = frames[-1].last_seq
+            while frames := await self._store.read(key, after):
+                if await self._deliver(context, key, frames, until, limit):
                     return
                 after = frames[-1].last_seq
-        while frames := await self._store.read(key, after):
-            if await self._deliver(context, key, frames, until):
-                return
-            after = frames[-1].last_seq
         raise EngineError("STORE_UNAVAILABLE", "this server is shutting down; attach again", retry_after=1.0)
 
-    async def _next(self, batches: AsyncGenerator[Sequence[Frame], None]) -> Sequence[Frame] | None:
+    async def _next(self, batches: AsyncGenerator[Sequence[Frame], None], limit: Deadline) -> Sequence[Frame] | None:
         """Return the next frames; None when the server stops."""
+        self._waiting.add(limit)
         try:
-            async with asyncio.timeout(None) as limit:
-                self._waiting.add(limit)
-                try:
-                    return await anext(batches)
-                finally:
-                    self._waiting.discard(limit)
+            return await limit.wait(anext(batches))
         except StopAsyncIteration:  # the store was closed
             return None
         except TimeoutError:
             if not self._over:
                 raise
             return None
+        finally:
+            self._waiting.discard(limit)
 
-    async def _deliver(self, context: Context, key: RunKey, frames: Sequence[Frame], until: Until) -> bool:
+    async def _deliver(
+        self, context: Context, key: RunKey, frames: Sequence[Frame], until: Until, limit: Deadline
+    ) -> bool:
         """Send frames; True when the stream is over with them."""
         if until == "segment":
             last = next((number for number, frame in enumerate(frames) if frame.ends_segment), None)
-            await self._write_all(context, frames if last is None else frames[: last + 1])
+            await self._write_all(context, frames if last is None else frames[: last + 1], limit)
             return last is not None
-        await self._write_all(context, frames)
+        await self._write_all(context, frames, limit)
         newest = frames[-1]
         if not (newest.ends_segment or newest.state in FINAL):
             return False
         return _nothing_follows(await self._store.head(key), newest.last_seq, until)
 
-    async def _write_all(self, context: Context, frames: Sequence[Frame]) -> None:
+    async def _write_all(self, context: Context, frames: Sequence[Frame], limit: Deadline) -> None:
         bodies: list[bytes] = []
         size = 0
         for frame in frames:
             if bodies and size + len(frame.body) > self._message_bytes:
-                await self._write(context, bodies)
+                await self._write(context, bodies, limit)
                 bodies, size = [], 0
             bodies.append(frame.body)
             size += len(frame.body)
-        await self._write(context, bodies)
+        await self._write(context, bodies, limit)
 
-    async def _write(self, context: Context, bodies: Sequence[bytes]) -> None:
+    async def _write(self, context: Context, bodies: Sequence[bytes], limit: Deadline) -> None:
         message = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         try:
-            async with asyncio.timeout(self._patience):
-                await context.write(message)
+            await limit.wait(context.write(message), limit.now() + self._patience)
         except TimeoutError:
             raise EngineError(
                 "SLOW_CLIENT", f"the client read nothing for {self._patience:g} s; attach again", retry_after=0

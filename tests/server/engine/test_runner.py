@@ -418,8 +418,8 @@ async def test_wall_time_ends_a_run_and_keeps_its_text(open_engine: Opener) -> N
 # Failures and cancels
 
 
-async def test_a_failed_model_is_an_error_event(open_engine: Opener) -> None:
-    """The run fails with the model's reason; what was shown stays, in the stream and in the conversation."""
+async def test_a_failed_model_is_an_error_event(open_engine: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    """The run fails with the model's reason and one line in the log; what was shown stays."""
     engine = await open_engine(
         Agent("a"),
         turn(0, {"text": "partial"}, {"fail": "MODEL_OVERLOADED", "message": "Too busy.", "retryable": True}),
@@ -427,6 +427,8 @@ async def test_a_failed_model_is_an_error_event(open_engine: Opener) -> None:
     asked = await engine.ask("go")
     error = asked.last.error
     assert (error.message, error.diagnosis.code, error.diagnosis.retryable) == ("Too busy.", "model.overloaded", True)
+    lines = [record for record in caplog.records if record.message == "run failed: MODEL_OVERLOADED"]
+    assert [(line.run_id, line.trace_id) for line in lines] == [(asked.key.run_id, TRACE.trace_id)]  # type: ignore[attr-defined]
     head = await engine.store.head(asked.key)
     assert head.state == RunState.RUN_STATE_FAILED
     assert head.run.error == error

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import ssl
 import sys
@@ -136,6 +137,15 @@ async def test_a_refused_key_is_never_repeated(kit, vendor) -> None:
         assert "Incorrect API key: ***" in error.message
 
 
+async def test_a_header_of_any_scheme_that_a_vendor_repeats_is_masked(kit, vendor) -> None:
+    """The value goes, not the word in front of it, also when the key is not one of ours."""
+    for scheme in ("Token ", "ApiKey ", "Bearer ", ""):
+        said = json.dumps({"error": {"message": f"no good: authorization: {scheme}sk-other-key, sorry"}})
+        error = await failure_of(kit, vendor, kit.answers(401, said.encode()))
+        assert "sk-other-key" not in error.message + error.detail
+        assert error.message.endswith("no good: authorization: ***, sorry")
+
+
 async def test_a_key_in_the_stream_is_never_repeated(kit, vendor) -> None:
     """Error objects and unreadable data inside a stream are redacted too."""
     for event in ({"error": {"message": f"bad key {KEY}"}}, f"garbage {KEY}", [KEY]):
@@ -229,7 +239,7 @@ async def test_generate_reads_a_stream_that_nobody_asked_for(kit, vendor) -> Non
 
 
 async def test_nobody_listens(kit) -> None:
-    """A refused connection is MODEL_UNAVAILABLE, retryable."""
+    """A refused connection is MODEL_UNAVAILABLE, retryable; the text is address and reason, nothing of the client's."""
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -237,6 +247,35 @@ async def test_nobody_listens(kit) -> None:
     async with kit.model_at(kit.Vendor(f"http://127.0.0.1:{port}/v1"), KEY) as model:
         outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_UNAVAILABLE", True)
+    assert outcome.error.message == f"The model's endpoint cannot be reached: 127.0.0.1:{port}: Connection refused"
+
+
+async def test_a_host_that_does_not_exist_is_named(kit) -> None:
+    """A wrong name is told with what the resolver says."""
+    async with kit.model_at(kit.Vendor("http://no-such-host.invalid:81/v1"), KEY) as model:
+        outcome = await kit.play(model)
+    assert outcome.error.reason == "MODEL_UNAVAILABLE"
+    assert re.search(
+        r"reached: no-such-host\.invalid:81: [^\[\]]*(?:[Nn]ame|resolution)[^\[\]]*$", outcome.error.message
+    )
+
+
+async def test_an_endpoint_without_tls_asked_for_tls_says_so(kit) -> None:
+    """The library's own reason is told, not the system error that shares its number."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with kit.model_at(kit.Vendor(f"https://127.0.0.1:{port}/v1"), KEY) as model:
+            outcome = await kit.play(model)
+    assert outcome.error.reason == "MODEL_UNAVAILABLE"
+    assert "SSL" in outcome.error.message
+    assert "ssl:" not in outcome.error.message
+    assert "permitted" not in outcome.error.message
 
 
 async def test_a_connection_closed_before_the_answer_is_unavailable(kit, vendor) -> None:

@@ -1,10 +1,11 @@
-"""A deadline that is set anew for every read of a stream and costs next to nothing when reads are quick.
+"""A deadline that is set anew for every read or write of a stream and costs next to nothing when they are quick.
 
-``asyncio.timeout`` arms and disarms a timer per use. Here one timer runs per call: when it fires too early,
+``asyncio.timeout`` arms and disarms a timer per use. Here one timer runs per stream: when it fires too early,
 because the deadline moved on meanwhile, it arms itself again. While nobody waits it fires into the void.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -25,11 +26,15 @@ class Deadline:
         """Return the clock that ``due`` refers to."""
         return self._loop.time()
 
-    async def wait(self, awaitable: Awaitable[T], due: float) -> T:
+    async def wait(self, awaitable: Awaitable[T], due: float = math.inf) -> T:
         """Return what the awaitable gives.
 
+        Args:
+            awaitable: what is waited for.
+            due: until when; without it, until ``expire``.
+
         Raises:
-            TimeoutError: it did not come until ``due``; the awaitable was cancelled.
+            TimeoutError: it did not come until ``due``, or ``expire`` was called; the awaitable was cancelled.
         """
         task = asyncio.current_task()
         if task is None:
@@ -38,7 +43,7 @@ class Deadline:
         self._due = due
         self._expired = False
         cancelling = task.cancelling()
-        if self._timer is None or self._timer.when() > due:
+        if due < math.inf and (self._timer is None or self._timer.when() > due):
             self._arm(due)
         try:
             return await awaitable
@@ -52,6 +57,12 @@ class Deadline:
             self._task = None
             if self._expired:
                 task.uncancel()
+
+    def expire(self) -> None:
+        """End the wait there is, if any, as if it were due."""
+        if self._task is not None and not self._expired:
+            self._expired = True
+            self._task.cancel()
 
     def close(self) -> None:
         """Stop the timer."""
@@ -67,8 +78,7 @@ class Deadline:
         self._timer = None
         if self._task is None:
             return
-        if self._loop.time() < self._due:
+        if self._loop.time() >= self._due:
+            self.expire()
+        elif self._due < math.inf:
             self._arm(self._due)
-            return
-        self._expired = True
-        self._task.cancel()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dualclaw_server.models.deadline import Deadline
+from dualclaw_server.engine.deadline import Deadline
 
 
 async def value_after(seconds: float) -> str:
@@ -44,6 +44,24 @@ async def test_a_deadline_that_moved_on_is_kept() -> None:
     with pytest.raises(TimeoutError):
         await deadline.wait(value_after(5), start + 0.2)
     assert 0.19 < deadline.now() - start < 1
+    deadline.close()
+
+
+async def test_a_wait_without_a_due_time_ends_when_it_is_expired() -> None:
+    """Without a due time nothing but ``expire`` ends the wait, also when a timer of an earlier wait fires meanwhile."""
+    deadline = Deadline()
+    deadline.expire()  # nobody waits: nothing happens
+    await deadline.wait(value_after(0), deadline.now() + 0.02)
+    assert await deadline.wait(value_after(0.05)) == "value"
+    start = deadline.now()
+    asyncio.get_running_loop().call_later(0.1, deadline.expire)
+    with pytest.raises(TimeoutError):
+        await deadline.wait(value_after(5))
+    assert 0.09 < deadline.now() - start < 1
+    assert await deadline.wait(value_after(0.01), deadline.now() + 1) == "value"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
     deadline.close()
 
 
