@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from dualclaw import (
     BusyPolicy,
@@ -27,7 +26,8 @@ from dualclaw import (
 from dualclaw.errors import EngineError
 from dualclaw_clients import cli_lists
 from dualclaw_clients.cli_render import EventPrinter, Terminal, safe, safe_json, safe_line, short_name
-from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, RunStream
+from dualclaw_clients.command_line import checked, installed_version
+from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, NotServed, RunStream
 from dualclaw_clients.settings import ClientSettings, SettingsError, check_target, load_settings, unknown_names
 
 OK, FAILED, USAGE, REFUSED, UNREACHABLE, WAITS, CTRL_C, READER_LEFT = 0, 1, 2, 3, 4, 5, 130, 141
@@ -96,7 +96,8 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         terminal.line(f"dualclaw: {safe(error.message)}", "red")
         return UNREACHABLE
     except EngineError as error:
-        terminal.line(f"dualclaw: refused: {safe(error.message)} ({error.reason})", "red")
+        reason = "" if isinstance(error, NotServed) else f" ({error.reason})"
+        terminal.line(f"dualclaw: refused: {safe(error.message)}{reason}", "red")
         if error.reason == "CONVERSATION_BUSY" and (run_id := error.metadata.get("run_id")):
             terminal.line(f"  see: dualclaw attach {safe_line(run_id)}, or ask with --on-busy queue or replace")
         elif error.hint:
@@ -253,24 +254,14 @@ def _position(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
 
-def _target(text: str) -> str:
-    try:
-        return check_target(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _version() -> str:
-    try:
-        return version("dualclaw")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"
-
-
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--engine", metavar="HOST:PORT", type=_target, default=argparse.SUPPRESS, help="address of the engine"
+        "--engine",
+        metavar="HOST:PORT",
+        type=checked(check_target),
+        default=argparse.SUPPRESS,
+        help="address of the engine",
     )
     lines = argparse.ArgumentParser(add_help=False)
     lines.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
@@ -278,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="dualclaw", description="Talk to a dualclaw engine.", epilog=_ENDING, parents=[common],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"dualclaw {_version()}")
+    parser.add_argument("--version", action="version", version=f"dualclaw {installed_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -298,7 +289,9 @@ def _parser() -> argparse.ArgumentParser:
     attach.add_argument("--after", type=_position, default=0, metavar="N", help="only events after this seq")
     attach.add_argument("--wait", action="store_true", help="stay until the run is final")
 
-    answer = command("resume", "Answer a run that waits for people, and show how it goes on.", lines)
+    answer = command(
+        "resume", "Answer a run that waits for people, and show how it goes on (where the engine serves it).", lines
+    )
     answer.add_argument("run", type=_clean, metavar="RUN")
     answer.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     answer.add_argument("--id", type=_clean, action="append", help="the question answered (all that are open)")
@@ -317,12 +310,16 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--conversation", type=_clean, default="", metavar="ID", help="only this conversation's")
     runs.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (50)")
 
-    conversations = command("conversations", "List conversations, or show one.", lines)
+    conversations = command(
+        "conversations", "List conversations, the last changed first; `conversations show ID` shows one.", lines
+    )
+    conversations.usage = "%(prog)s [-h] [--engine HOST:PORT] [--json] [--limit N] [show ID]"
     conversations.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (50)")
     conversations.set_defaults(id="")
-    show = conversations.add_subparsers(metavar="show ID").add_parser(
-        "show", help="show one with its messages", parents=[common]
-    )
+    show_text = "Show the conversation with this id and its messages, the oldest first."
+    show = conversations.add_subparsers(
+        metavar="show ID", prog="dualclaw conversations", help=show_text[:1].lower() + show_text[1:].rstrip(".")
+    ).add_parser("show", parents=[common], description=show_text)
     show.add_argument("id", type=_clean, metavar="ID")
     show.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line")
 

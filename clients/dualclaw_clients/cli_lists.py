@@ -137,7 +137,7 @@ async def show_agent(client: EngineClient, terminal: Terminal, name: str, *, as_
         [str(item.order), item.name, "on" if item.enabled else "off", "switchable" if item.switchable else ""]
         for item in agent.interceptors
     ]
-    terminal.table("interceptors", ["order", "interceptor", "state", ""], interceptors)
+    terminal.table("interceptors", ["order", "interceptor", "state", "switch"], interceptors)
 
 
 async def _some(

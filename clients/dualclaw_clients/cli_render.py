@@ -11,6 +11,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from typing import TextIO, TypeVar
 
@@ -18,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dualclaw import EngineEvent, InterruptItem, InterruptKind, Phase, Severity, Step, StepKind, StopReason
-from dualclaw.events import diagnosis_text, to_wire
+from dualclaw import Diagnosis, EngineEvent, InterruptItem, InterruptKind, Phase, Severity, Step, StepKind, StopReason
+from dualclaw.events import to_wire
 from dualclaw.fold import RunView
 
 _Number = TypeVar("_Number", bound=int)
@@ -55,6 +56,17 @@ def short_name(name: Callable[[_Number], str], number: _Number, prefix: str) -> 
     except ValueError:  # newer than this program
         return str(number)
     return "" if found == "unspecified" else found
+
+
+def _finding(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as lines: the summary, what it leaves out, what to do; "" for none."""
+    summary = safe(diagnosis.summary)
+    lines = [summary]
+    if (detail := safe(diagnosis.detail).strip()) and detail not in summary:
+        lines.append(textwrap.indent(detail, "  "))
+    if diagnosis.hint:
+        lines.append(textwrap.indent(f"hint: {safe(diagnosis.hint)}", "  "))
+    return "\n".join(lines).strip()
 
 
 def _visible(found: re.Match[str]) -> str:
@@ -103,16 +115,18 @@ class Terminal:
             self.answer("\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        """Show rows on stdout: a table for people; for a pipe a line each, columns with tabs between them."""
+        """Show rows on stdout: a table with headings for people; for a pipe a line each, with tabs between columns."""
         if not self._out.isatty():
             for row in rows:
                 self._out.write("\t".join(safe_line(cell) for cell in row) + "\n")
         else:
+            # On a screen a column that says nothing is in the way; a pipe needs each at its place.
+            shown = [n for n in range(len(columns)) if not rows or any(row[n] for row in rows)]
             found = Table(title=title or None, title_justify="left")
-            for column in columns:
-                found.add_column(column, overflow="fold")
+            for n in shown:
+                found.add_column(columns[n], overflow="fold")
             for row in rows:
-                found.add_row(*(Text(safe_line(cell)) for cell in row))
+                found.add_row(*(Text(safe_line(row[n])) for n in shown))
             Console(file=self._out, highlight=False, markup=False).print(found)
         self._out.flush()
 
@@ -213,8 +227,8 @@ class EventPrinter:
                 self._terminal.end_answer()
             case "error":
                 self._terminal.end_answer()
-                text = diagnosis_text(event.error.diagnosis) if event.error.HasField("diagnosis") else ""
-                self._terminal.line(safe(text or f"❌ {event.error.message}"), "red")
+                diagnosis = event.error.diagnosis if event.error.HasField("diagnosis") else Diagnosis()
+                self._terminal.line(f"✗ {_finding(diagnosis) or safe(event.error.message)}", "red")
             case None:
                 self._unknown += 1
 
@@ -242,17 +256,19 @@ class EventPrinter:
         kind = short_name(StepKind.Name, step.kind, "STEP_KIND_")
         trouble = ""
         if step.diagnosis.severity in {Severity.SEVERITY_WARNING, Severity.SEVERITY_ERROR}:
-            trouble = safe(diagnosis_text(step.diagnosis))
+            trouble = _finding(step.diagnosis)
         match step.phase:
             case Phase.PHASE_OK:
                 self._terminal.line(f"✓ {name}: {safe_line(step.result, MAX_RESULT)}", "green")
             case Phase.PHASE_FAIL:
-                self._terminal.line(f"✗ {name}: {trouble or safe_line(step.result, MAX_RESULT)}", "red")
+                text = trouble or safe_line(step.result, MAX_RESULT)
+                named = step.name and re.search(rf"(?<!\w){re.escape(safe_line(step.name))}(?!\w)", text)
+                self._terminal.line(f"✗ {text if named and not step.server else f'{name}: {text}'}", "red")
                 trouble = ""
             case _:
                 self._terminal.line(f"▸ {kind} {name} {safe_line(step.args_json or '{}', MAX_ARGS)}", "cyan")
         if trouble:
-            self._terminal.line(trouble, "yellow")
+            self._terminal.line(f"! {trouble}", "yellow")
 
     def _question(self, item: InterruptItem, run_id: str) -> None:
         what = "approval" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "question"

@@ -6,6 +6,7 @@ transport's are a reason to send a start again.
 
 EngineError
   EngineUnreachable   no connection to an engine; nothing is known of what it would have said
+  NotServed           the engine lacks the rpc that was called
 """
 
 import asyncio
@@ -53,9 +54,17 @@ from dualclaw.rpc import (
     EngineServiceStub,
 )
 from dualclaw.status import DETAILS_KEY, error_from_rpc
-from dualclaw_clients.run_stream import EngineUnreachable, Lost, Reconnect, RunStream, StreamCall, StreamRequest
+from dualclaw_clients.run_stream import (
+    EngineUnreachable,
+    Lost,
+    NotServed,
+    Reconnect,
+    RunStream,
+    StreamCall,
+    StreamRequest,
+)
 
-__all__ = ["EngineClient", "EngineUnreachable", "Reconnect", "RunStream", "new_request_id"]
+__all__ = ["EngineClient", "EngineUnreachable", "NotServed", "Reconnect", "RunStream", "new_request_id"]
 
 _Code = grpc.StatusCode
 _Req = TypeVar("_Req")
@@ -71,6 +80,8 @@ HANG_UP_TIMEOUT = 0.5
 _START_LOST = frozenset({_Code.UNAVAILABLE, _Code.INTERNAL, _Code.CANCELLED})
 _ATTACH_LOST = _START_LOST | {_Code.ABORTED, _Code.RESOURCE_EXHAUSTED, _Code.DEADLINE_EXCEEDED}
 _ATTACH_LATER = frozenset({"STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "SLOW_CLIENT"})
+_OPTIONAL = ResumeRequest | SetInterceptorEnabledRequest
+"""Requests of rpcs that an engine may do without; one that has not even the others is none."""
 
 
 def new_request_id() -> str:
@@ -243,7 +254,7 @@ class EngineClient:
         try:
             return await method(request, metadata=self._call_metadata(token), timeout=UNARY_TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            raise _lost(error, self._link).error from None
+            raise _lost(error, self._link, request).error from None
         except asyncio.CancelledError:
             _reraise_own_cancellation()
             raise EngineUnreachable("the client was closed during the call") from None
@@ -270,7 +281,7 @@ class EngineClient:
                     call = stub.Resume(request, metadata=metadata, timeout=remaining)
                 case AttachRequest():
                     call = stub.Attach(request, metadata=metadata, timeout=remaining)
-            return _Call(call, self._link)
+            return _Call(call, self._link, request)
 
         return RunStream(open_call, request, reconnect=self.reconnect, timeout=timeout, place=self.target)
 
@@ -278,9 +289,10 @@ class EngineClient:
 class _Call:
     """A streaming call of any of the three rpcs, as ``run_stream`` wants it."""
 
-    def __init__(self, call: "_GrpcCall", link: "_Link") -> None:
+    def __init__(self, call: "_GrpcCall", link: "_Link", request: StreamRequest) -> None:
         self._call = call
         self._link = link
+        self._request = request
         self._reading = False
 
     async def accepted(self) -> tuple[str, str] | None:
@@ -317,7 +329,7 @@ class _Call:
         try:
             return await step
         except grpc.aio.AioRpcError as error:
-            raise _lost(error, self._link) from None
+            raise _lost(error, self._link, self._request) from None
         except asyncio.CancelledError:
             _reraise_own_cancellation()
             gone = EngineUnreachable("the client was closed while the stream was open")
@@ -394,7 +406,7 @@ def _channel_options(target: str) -> list[tuple[str, int]]:
     return options
 
 
-def _lost(error: grpc.aio.AioRpcError, link: _Link) -> Lost:
+def _lost(error: grpc.aio.AioRpcError, link: _Link, request: object) -> Lost:
     """Judge a status: what it means to people, and what may be tried again."""
     code, connected = error.code(), not link.is_down()
     meant = error_from_rpc(error)
@@ -406,9 +418,13 @@ def _lost(error: grpc.aio.AioRpcError, link: _Link) -> Lost:
     elif code is _Code.UNAVAILABLE:
         text = f"no engine answers at {link.target}; start it with `dualclaw-server` or set DUALCLAW_ENGINE"
         meant = EngineUnreachable(text, detail)
+    elif code is _Code.UNIMPLEMENTED and isinstance(request, _OPTIONAL):
+        # An rpc's request is named after it; buf's lint sees to that.
+        meant = NotServed(link.target, type(request).__name__.removesuffix("Request"), meant.message)
     elif code is _Code.UNIMPLEMENTED:
         text = f"what answers at {link.target} is no dualclaw engine, or one of another version"
-        meant = EngineError("INTERNAL", text, {"grpc_code": code.name, **detail})
+        hint = "Check the address; DUALCLAW_ENGINE or --engine names the engine."
+        meant = EngineError("INTERNAL", text, {"grpc_code": code.name, "hint": hint, **detail})
     return Lost(meant, again=code in _START_LOST, attach=code in _ATTACH_LOST, connected=connected)
 
 

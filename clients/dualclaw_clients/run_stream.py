@@ -44,6 +44,16 @@ class EngineUnreachable(EngineError):
         super().__init__("STORE_UNAVAILABLE", message, {"grpc_code": "UNAVAILABLE", **(metadata or {})})
 
 
+class NotServed(EngineError):
+    """The engine lacks an rpc of the contract. Its ``reason`` is INTERNAL, because the contract has none for it."""
+
+    def __init__(self, place: str, rpc: str, words: str) -> None:
+        own = words.strip().rstrip(".")[:300]
+        text = f"the engine at {place} does not serve {rpc}" + (f"; it says: {own}" if own else "")
+        hint = f"Nothing was changed; an engine that serves {rpc} can do it."
+        super().__init__("INTERNAL", text, {"grpc_code": "UNIMPLEMENTED", "rpc": rpc, "hint": hint})
+
+
 class Lost(Exception):
     """A call ended without OK; what is done about it depends on when.
 

@@ -11,7 +11,7 @@ SettingsError   one or more variables are wrong
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -22,7 +22,9 @@ from dualclaw_clients.engine_client import EngineClient
 
 _S = TypeVar("_S", bound="ClientSettings")
 _PREFIX = "DUALCLAW_"
-_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+_HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)"
+_ADDRESS = re.compile(_HOST + r":(?P<port>\d{1,5})")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
 
 ENGINE_NAMES = frozenset(
     _PREFIX + name
@@ -71,20 +73,30 @@ def _host_port(value: str, *, lowest: int) -> str:
     return value
 
 
-def _listen(value: str) -> str:
+def check_listen(value: str) -> str:
+    """Check an address to listen at: HOST:PORT, where port 0 takes a free one."""
     return _host_port(value, lowest=0)
 
 
+def _origin(value: str) -> str:
+    found = _ORIGIN.fullmatch(value)
+    if found is None or int(found["port"] or 1) not in range(1, 65_536):
+        raise ValueError("must be SCHEME://HOST or SCHEME://HOST:PORT, such as https://chat.example, without a path")
+    return value
+
+
 Target = Annotated[str, AfterValidator(check_target)]
-Listen = Annotated[str, AfterValidator(_listen)]
+Listen = Annotated[str, AfterValidator(check_listen)]
+Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class ClientSettings(BaseSettings):
     """What every client needs to reach an engine. Variables: the field's name in capitals after ``DUALCLAW_``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_ignore_empty=True, frozen=True, extra="ignore", hide_input_in_errors=True
-    )
+        env_prefix=_PREFIX, env_ignore_empty=True, frozen=True, extra="ignore", hide_input_in_errors=True,
+        use_attribute_docstrings=True,  # the programs' --help is made of them
+    )  # fmt: skip
 
     engine: Target = "127.0.0.1:50051"
     """Address of the engine."""
@@ -105,11 +117,14 @@ class ClientSettings(BaseSettings):
             raise ValueError("DUALCLAW_ENGINE_CERT_FILE and DUALCLAW_ENGINE_KEY_FILE go together; set both or none")
         return self
 
-    def connect(self, engine: str = "") -> EngineClient:
-        """Return a client of the engine, or of the one given. Raises SettingsError for an unreadable file."""
+    def connect(self, engine: str = "", *, own_key: bool = True) -> EngineClient:
+        """Return a client of the engine, or of the one given. Raises SettingsError for an unreadable file.
+
+        ``own_key`` False: it holds no key, so a call that brings none goes out without.
+        """
         return EngineClient(
             engine or self.engine,
-            token=self.api_key.get_secret_value(),
+            token=self.api_key.get_secret_value() if own_key else "",
             tls=self.engine_tls or self.engine_cert_file is not None,
             root_certificates=_content(self.engine_ca_file),
             certificate_chain=_content(self.engine_cert_file),
@@ -122,8 +137,9 @@ class WebSettings(ClientSettings):
 
     web_listen: Listen = "127.0.0.1:8080"
     """Where it listens; port 0: any free one."""
-    web_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    """Origins that browsers may call from (CORS), with commas between them; the gateway's own is always allowed."""
+    web_origins: Annotated[tuple[Origin, ...], NoDecode] = ()
+    """Origins that browsers may call from (CORS), with commas between them, such as https://chat.example; the
+    gateway's own is always allowed."""
     web_max_body: int = Field(default=1024 * 1024, ge=1024)
     """Longest request body in bytes."""
 
@@ -139,17 +155,21 @@ class ImSettings(ClientSettings):
     model_config = SettingsConfigDict(populate_by_name=True)
 
     im_state: str = ""
-    """Path of the relay's SQLite file (DUALCLAW_IM_STATE); empty: the console keeps nothing over a restart."""
+    """Path of the relay's SQLite file; empty: the console keeps nothing over a restart."""
     use_engine_core: str = Field(default="off", validation_alias="IM_USE_ENGINE_CORE")
-    """off, on, or a list of tenants; read by ``im.gate``."""
+    """Whose messages the engine answers: off, on, or a list of tenants."""
     legacy_url: str = Field(default="", validation_alias="IM_LEGACY_URL")
     """Where messages go while the gate is off."""
 
 
-def load_settings(kind: type[_S]) -> _S:
-    """Read settings from the environment. Raises SettingsError."""
+def load_settings(kind: type[_S], overrides: Mapping[str, str | None] | None = None) -> _S:
+    """Read settings from the environment. Raises SettingsError.
+
+    ``overrides`` has values of command line options by field name; None: not given.
+    """
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
-        return kind()
+        return kind(**given)  # type: ignore[arg-type]  # texts, as from the environment; pydantic reads them
     except ValidationError as error:
         raise SettingsError(_problem(kind, found["loc"], found["msg"]) for found in error.errors()) from None
 
@@ -179,7 +199,8 @@ def _problem(kind: type[ClientSettings], place: tuple[int | str, ...], text: str
         return text
     name = str(place[0])
     variable = _PREFIX + name.upper() if name in kind.model_fields else name
-    return f"{variable}: {text[:1].lower()}{text[1:]}"
+    entry = f"entry {place[1] + 1} " if len(place) > 1 and isinstance(place[1], int) else ""
+    return f"{variable}: {entry}{text[:1].lower()}{text[1:]}"
 
 
 def _with_list(values: dict[str, object], name: str) -> dict[str, object]:

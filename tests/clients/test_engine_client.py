@@ -28,7 +28,7 @@ from dualclaw import (
 )
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.events import make_delta, make_done, make_error
-from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, Reconnect, new_request_id
+from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, NotServed, Reconnect, new_request_id
 
 QUICK = Reconnect(total=3.0, first=0.02, longest=0.1)
 DONE = make_done(message_id="m", conversation_id="c", content="Hello")
@@ -482,12 +482,24 @@ async def test_a_server_that_is_no_engine_is_named_as_such():
     await server.start()
     try:
         async with EngineClient(f"127.0.0.1:{port}") as client:
-            with pytest.raises(EngineError, match="no dualclaw engine"):
+            with pytest.raises(EngineError, match="no dualclaw engine") as caught:
                 async with client.run(question()):
                     pass
+            assert "DUALCLAW_ENGINE" in caught.value.hint
             assert not await client.check()
     finally:
         await server.stop(None)
+
+
+async def test_an_engine_without_an_optional_rpc_is_still_an_engine(fake_engine, client):
+    """A Resume that is not served is told by name with the engine's own words, and not as a fault to try again."""
+    fake_engine.on("Resume", [grpc.StatusCode.UNIMPLEMENTED])
+    with pytest.raises(NotServed, match="does not serve Resume; it says: a status of the script") as caught:
+        async with client.resume(ResumeRequest(run_id="r")):
+            pass
+    assert (caught.value.reason, caught.value.metadata["grpc_code"]) == ("INTERNAL", "UNIMPLEMENTED")
+    assert "Try again" not in caught.value.hint
+    assert len(fake_engine.calls) == 1
 
 
 async def test_check_follows_the_engines_own_word(fake_engine, client):

@@ -49,6 +49,28 @@ def test_a_listen_address_may_leave_the_port_to_the_system_and_origins_are_a_lis
     assert settings.web_origins == ("http://a", "http://b")
 
 
+@pytest.mark.parametrize(
+    "origin", ["xx", "*", "null", "chat.example", "https://", "https://a/path", "https://a:0", "https://a:65536", "a b"]
+)
+def test_what_is_no_origin_is_refused_by_its_place(origin):
+    """An origin that no browser sends would be a silent no; the entry is named, and what it must be."""
+    with pytest.raises(ValidationError, match="must be SCHEME://HOST"):
+        WebSettings(web_origins=f"https://good.example,{origin}")
+
+
+def test_origins_with_ports_and_brackets_are_accepted():
+    """Whatever a browser may send as Origin."""
+    given = "https://chat.example:8443,http://[::1]:8080,http://localhost/,chrome-extension://abc"
+    assert WebSettings(web_origins=given).web_origins == tuple(given.split(","))
+
+
+def test_a_client_without_its_own_key_has_none():
+    """A gateway's client must not even hold the key it may not lend."""
+    settings = ClientSettings(api_key="geheim")
+    assert ("authorization", "Bearer geheim") in settings.connect()._call_metadata(None)
+    assert settings.connect(own_key=False)._call_metadata(None) == ()
+
+
 def test_a_certificate_without_its_key_is_refused(tmp_path):
     """Mutual TLS needs both files, and files that are there."""
     path = tmp_path / "cert.pem"

@@ -11,15 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pydantic import TypeAdapter, ValidationError
-
+from dualclaw_clients.command_line import checked, installed_version, settings_help
 from dualclaw_clients.im.app import open_relay
 from dualclaw_clients.im.connector import SendError
 from dualclaw_clients.im.console import ConsoleConnector, LineTooLong
 from dualclaw_clients.im.gate import GateError
 from dualclaw_clients.im.relay import RelayLimits
 from dualclaw_clients.im.state import StateError
-from dualclaw_clients.settings import ImSettings, SettingsError, Target, load_settings, unknown_names
+from dualclaw_clients.settings import ImSettings, SettingsError, check_target, load_settings, unknown_names
 
 _STDIN, _STDOUT = 0, 1
 
@@ -55,7 +54,11 @@ async def _console(settings: ImSettings, engine: str, state: str, agent: str, ch
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dualclaw-im", description="Carries chats to a dualclaw engine.")
+    parser = argparse.ArgumentParser(
+        prog="dualclaw-im", description="Carries chats to a dualclaw engine.", epilog=settings_help(ImSettings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     commands = parser.add_subparsers(title="connectors", dest="connector", required=True)
     console = commands.add_parser(
         "console",
@@ -63,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Each line of standard input is a message; its answer goes to standard output. "
         "IM_USE_ENGINE_CORE does not matter here.",
     )
-    console.add_argument("--engine", type=_target, metavar="HOST:PORT", help="the engine (default: DUALCLAW_ENGINE)")
+    console.add_argument(
+        "--engine", type=checked(check_target), metavar="HOST:PORT", help="the engine (default: DUALCLAW_ENGINE)"
+    )
     console.add_argument(
         "--state",
         default="",
@@ -75,13 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         "--chat", default="console", metavar="NAME", help="name of this chat; the same name goes on with it"
     )
     return parser
-
-
-def _target(value: str) -> str:
-    try:
-        return TypeAdapter[str](Target).validate_python(value)
-    except ValidationError as error:
-        raise argparse.ArgumentTypeError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def _say(*lines: str) -> None:

@@ -2,20 +2,33 @@
 
 On SIGTERM or Ctrl-C it takes no new connection, ends open streams at once and exits; the runs go on in the engine
 and clients follow them again from their last event.
+
+Exit codes: 0 after that, 1 when it cannot listen, 2 for wrong arguments or settings.
 """
 
+import argparse
 import asyncio
 import logging
 import signal
 import socket
 import sys
+from collections.abc import Collection, Sequence
 from types import FrameType
 
 import uvicorn
 
-from dualclaw_clients.settings import SettingsError, WebSettings, load_settings, unknown_names
+from dualclaw_clients.command_line import checked, installed_version, settings_help
+from dualclaw_clients.settings import (
+    SettingsError,
+    WebSettings,
+    check_listen,
+    check_target,
+    load_settings,
+    unknown_names,
+)
 from dualclaw_clients.web.access import policy_for
 from dualclaw_clients.web.app import WebApp
+from dualclaw_clients.web.listen import ListenError, open_sockets
 
 LOG = logging.getLogger("dualclaw.web")
 
@@ -24,9 +37,12 @@ GRACE = 10
 
 
 class Gateway(uvicorn.Server):
-    """The HTTP server of one gateway."""
+    """The HTTP server of one gateway.
 
-    def __init__(self, app: WebApp, host: str, port: int) -> None:
+    ``told`` has an entry once a signal came before the server could take it; it then ends at once.
+    """
+
+    def __init__(self, app: WebApp, host: str, port: int, told: Collection[int] = ()) -> None:
         config = uvicorn.Config(
             app,
             host=host,
@@ -41,51 +57,71 @@ class Gateway(uvicorn.Server):
         )
         super().__init__(config)
         self._app = app
+        self._told = told
+        self._sockets: list[socket.socket] = []
         self.address = ""
         """Where it listens, as a URL; known once it has started."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        if self.servers:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            sys.stdout.write(f"dualclaw-web listening on {self.address}\n")
-            sys.stdout.flush()
+        """Begin to listen; raises ListenError when that is not possible."""
+        self._sockets = sockets or await open_sockets(self.config.host, self.config.port)
+        await super().startup(self._sockets)
+        self.should_exit = self.should_exit or bool(self._told)
+        host, port = self._sockets[0].getsockname()[:2]
+        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        sys.stdout.write(f"dualclaw-web listening on {self.address}\n")
+        sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the open streams, which would last as long as their runs, then wait for what is left."""
         self._app.close_streams()
-        await super().shutdown(sockets)
+        await super().shutdown(self._sockets)
 
 
-async def serve(settings: WebSettings) -> None:
-    """Serve until told to stop; raises SystemExit when it cannot listen."""
+async def serve(settings: WebSettings, told: Collection[int] = ()) -> None:
+    """Serve until told to stop; raises ListenError when it cannot listen."""
     host, _, port = settings.web_listen.rpartition(":")
     policy = policy_for(host, settings.web_origins)
-    async with settings.connect() as engine:
-        gateway = Gateway(WebApp(engine, policy=policy, body_limit=settings.web_max_body), host.strip("[]"), int(port))
-        await gateway.serve()
+    if not policy.hosts:
+        LOG.warning(
+            "%s can be reached from other machines: any Host is served there, by plain HTTP. Put a proxy with TLS "
+            "before it, and give the engine a DUALCLAW_KEYS_FILE.",
+            settings.web_listen,
+        )
+    # Callers bring their keys; one of the gateway's own could only ever be lent to somebody.
+    async with settings.connect(own_key=False) as engine:
+        app = WebApp(engine, policy=policy, body_limit=settings.web_max_body)
+        await Gateway(app, host.strip("[]"), int(port), told).serve()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway with the settings of the environment; returns the exit code."""
+    options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for warning in unknown_names():
         LOG.warning("%s", warning)
-    # uvicorn raises the signal that ended it once more when it is done. By then everything is in good order, and
-    # the default handlers would break off what comes after it.
+    told: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+
+    # For the time before uvicorn takes the signals over, and for what comes after: uvicorn raises the one that
+    # ended it once more when it is done. By then everything is in good order, and the default handlers would break
+    # off what is left to do.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _already_handled)
+        signal.signal(number, note)
     try:
-        settings = load_settings(WebSettings)
+        settings = load_settings(WebSettings, {"web_listen": options.listen, "engine": options.engine})
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings))
+            runner.run(serve(settings, told))
             return 0
     except SettingsError as error:
         for problem in error.problems:
             sys.stderr.write(f"dualclaw-web: {problem}\n")
         return 2
+    except ListenError as error:
+        sys.stderr.write(f"dualclaw-web: cannot listen on {settings.web_listen} (DUALCLAW_WEB_LISTEN): {error}\n")
+        return 1
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -96,8 +132,23 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-def _already_handled(number: int, frame: FrameType | None) -> None:
-    """Take a signal that needs nothing more."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dualclaw-web",
+        description="The gateway between browsers and a dualclaw engine: the chat page, and the API it uses.\n"
+        "The options stand in for the variables they name.",
+        epilog=settings_help(WebSettings, without={"api_key"})
+        + "\n\nDUALCLAW_API_KEY is not used: every caller brings a key of its own.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", type=checked(check_listen), help="DUALCLAW_WEB_LISTEN (127.0.0.1:8080)"
+    )
+    parser.add_argument(
+        "--engine", metavar="HOST:PORT", type=checked(check_target), help="DUALCLAW_ENGINE (127.0.0.1:50051)"
+    )
+    return parser
 
 
 if __name__ == "__main__":

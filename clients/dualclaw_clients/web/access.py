@@ -11,6 +11,7 @@ without one is what the engine says it is.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,9 +44,7 @@ class AccessPolicy:
 
 def policy_for(listen_host: str, origins: Iterable[str] = ()) -> AccessPolicy:
     """Return the policy of a gateway that listens on this address: on loopback only loopback names are served."""
-    bare = listen_host.strip("[]")
-    loopback = bare in {"localhost", "::1"} or bare.startswith("127.")
-    names = LOOPBACK_NAMES | {listen_host.lower()} if loopback else frozenset[str]()
+    names = LOOPBACK_NAMES | {listen_host.lower()} if _is_loopback(listen_host) else frozenset[str]()
     return AccessPolicy(hosts=names, origins=frozenset(origin.rstrip("/").lower() for origin in origins))
 
 
@@ -70,8 +69,12 @@ class Access:
         scope[EXTRA_HEADERS] = extra
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if policy.hosts and _without_port(host) not in policy.hosts:
-            message = f"host {host!r} is not served here; use one of {', '.join(sorted(policy.hosts))}"
-            await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message))
+            hint = (
+                f"Call it by one of {', '.join(sorted(policy.hosts))}; "
+                "to be served under other names it must listen beyond loopback (DUALCLAW_WEB_LISTEN)."
+            )
+            refusal = HttpRefusal(403, "PERMISSION_DENIED", f"host {host!r} is not served here", hint=hint)
+            await send_error(scope, send, refusal)
             return
         if policy.origins:
             extra.append((b"vary", b"origin"))
@@ -87,8 +90,9 @@ class Access:
                 return
             own = urlsplit(origin).netloc == host or headers.get(b"sec-fetch-site") == b"same-origin"
             if scope["method"] not in READING and not allowed and not own:
-                message = f"origin {origin!r} may not change anything here; the gateway's CORS list has no such entry"
-                await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message))
+                message = f"pages of origin {origin!r} may not change anything here"
+                hint = "Open the page at the gateway's own address, or name the origin in DUALCLAW_WEB_ORIGINS."
+                await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message, hint=hint))
                 return
         await self._app(scope, receive, send)
 
@@ -108,6 +112,15 @@ def bearer_token(scope: Scope) -> str:
                 raise EngineError("UNAUTHENTICATED", "the Authorization header must be 'Bearer <token>'")
             return token
     return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name; only the system knows where it leads
+        return False
 
 
 def _without_port(host: str) -> str:

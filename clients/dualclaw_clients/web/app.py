@@ -106,9 +106,11 @@ class _Methods:
 
     def _refusal(self, scope: Scope) -> HttpRefusal:
         if not self._endpoints:
-            return HttpRefusal(404, "INVALID_REQUEST", f"there is nothing at {scope['path']}")
-        message = f"{scope['method']} is not possible here; use {self._allow.decode()}"
-        return HttpRefusal(405, "INVALID_REQUEST", message, ((b"allow", self._allow),))
+            hint = "The page is at /, the API under /v1/runs, /v1/conversations and /v1/agents; check the path."
+            return HttpRefusal(404, "INVALID_REQUEST", f"there is nothing at {scope['path']}", hint=hint)
+        message = f"{scope['method']} is not possible at {scope['path']}"
+        allowed = self._allow.decode()
+        return HttpRefusal(405, "INVALID_REQUEST", message, hint=f"Use {allowed}.", headers=((b"allow", self._allow),))
 
 
 async def _healthy(scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,7 +38,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         ClientLeft: the client left.
     """
     declared = dict(scope["headers"]).get(b"content-length", b"0")
-    too_large = HttpRefusal(413, "INVALID_REQUEST", f"the body is larger than {limit} bytes")
+    hint = "Send less, or raise DUALCLAW_WEB_MAX_BODY of the gateway."
+    too_large = HttpRefusal(413, "INVALID_REQUEST", f"the body is larger than {limit} bytes", hint=hint)
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     chunks: list[bytes] = []
@@ -58,7 +59,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                     return b"".join(chunks)
     except TimeoutError:
         text = f"the body did not arrive within {BODY_TIMEOUT:g} seconds"
-        raise HttpRefusal(408, "INVALID_REQUEST", text) from None
+        hint = "Send the body whole and at once; Content-Length must be its size."
+        raise HttpRefusal(408, "INVALID_REQUEST", text, hint=hint) from None
 
 
 def parse_object(body: bytes) -> dict[str, object]:

@@ -107,7 +107,9 @@ class NativeRoutes:
         elif refusal is not None:
             await send_error(scope, send, refusal)
         else:
-            await send_error(scope, send, HttpRefusal(503, "STORE_UNAVAILABLE", "the gateway is shutting down"))
+            hint = "Try again in a moment, a start with the same request_id."
+            gone = HttpRefusal(503, "STORE_UNAVAILABLE", "the gateway is shutting down", hint=hint)
+            await send_error(scope, send, gone)
 
 
 async def _relay(stream: RunStream, sink: Sink) -> None:

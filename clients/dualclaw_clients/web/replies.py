@@ -49,10 +49,13 @@ DEFAULT_RETRY_AFTER = 1.0
 
 
 class HttpRefusal(EngineError):
-    """A request refused for something only HTTP knows (a method, a size, an origin), with its status."""
+    """A request refused for something only HTTP knows (a method, a size, an origin), with its status.
 
-    def __init__(self, status: int, reason: Reason, message: str, headers: Headers = ()) -> None:
-        super().__init__(reason, message)
+    ``hint`` is its own: what the reason says in general is about calls of the engine and would mislead here.
+    """
+
+    def __init__(self, status: int, reason: Reason, message: str, *, hint: str, headers: Headers = ()) -> None:
+        super().__init__(reason, message, {"hint": hint})
         self.status = status
         self.headers = tuple(headers)
 

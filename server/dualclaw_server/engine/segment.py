@@ -217,10 +217,10 @@ class Segment:
         self.writer.event(make_error(error.message, diagnosis=diagnosis))
         self._run.error.message = error.message
         self._run.error.diagnosis.CopyFrom(diagnosis)
-        await self._end(RunState.RUN_STATE_FAILED, signals)
         place = {"run_id": self.trace.key.run_id, "tenant": self.trace.key.tenant, "agent": self.agent.name}
         trace_id = self.trace.checkpoint.trace_id
         log.warning("run failed: %s", error.reason, extra={"trace_id": trace_id, "reason": error.reason, **place})
+        await self._end(RunState.RUN_STATE_FAILED, signals)
 
     async def halt(self, stop_reason: StopReason.ValueType, note: str, signals: Sequence[str] = ()) -> None:
         """End a run whose work was stopped in the middle (cancel, wall time): partial text is kept and saved."""

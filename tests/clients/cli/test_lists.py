@@ -1,6 +1,7 @@
 """runs, conversations and agents, wrong usage and settings, as processes."""
 
 import json
+import re
 
 import pytest
 
@@ -95,6 +96,34 @@ async def test_agents_are_listed_and_one_is_shown_with_tools_and_interceptors(fa
     assert ended.code == 0
     for expected in ("assistant: helps", "models: m1, m2", "once", "asks", "removes", "hitl", "on"):
         assert expected in ended.out
+
+
+async def test_tables_on_a_terminal_have_headings_and_no_empty_column(fake_engine, dualclaw, some_runs):
+    """What no row says has no column; a list without rows still shows what it is a list of."""
+    fake_engine.conversations["c-1"] = Conversation(id="c-1", title="Weather")
+    fake_engine.agents["a"] = Agent(
+        name="a", tools=[Tool(name="rm")], interceptors=[InterceptorInfo(name="hitl", switchable=True)]
+    )
+    for args, headings, absent in [
+        (("runs",), ["run", "state", "agent", "conversation", "ended by"], ["changed"]),
+        (("runs", "--conversation", "none"), ["run", "state", "changed", "ended by"], []),
+        (("conversations",), ["conversation", "title"], ["active run"]),
+        (("agents",), ["agent", "tools"], ["models", "description"]),
+        (("agents", "a"), ["tool", "order", "interceptor", "state", "switch"], ["effect", "approval"]),
+    ]:
+        screen = (await dualclaw.on_terminal(*args)).out
+        cells = {cell.strip() for cell in re.sub("\x1b\\[[0-9;]*m", "", screen).replace("│", "┃").split("┃")}
+        assert set(headings) <= cells, screen
+        assert not set(absent) & cells, screen
+
+
+async def test_help_of_conversations_says_how_to_see_one(dualclaw):
+    """The usage has both forms, and ``show`` is described once."""
+    text = (await dualclaw("conversations", "--help")).out
+    assert "[show ID]" in text.splitlines()[0]
+    assert text.count("show the conversation with this id") == 1
+    usage = (await dualclaw("conversations", "show", "--help")).out.splitlines()[0]
+    assert usage.startswith("usage: dualclaw conversations show [")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 import asyncio
 import json
 
+import grpc
+import pytest
+
 from dualclaw import BusyPolicy, DecisionAction, InterruptItem, InterruptKind, Role, Run, RunState
 from dualclaw.errors import EngineError
 from dualclaw.events import (
@@ -116,9 +119,61 @@ async def test_a_failed_run_exits_1_with_its_text(fake_engine, dualclaw):
     fake_engine.on("Run", [make_delta("so far"), make_error("the key is refused", diagnosis=diagnosis)])
     ended = await dualclaw("ask", "hi")
     assert (ended.code, ended.out) == (1, "so far\n")
-    assert "❌ the key is refused" in ended.err
-    assert "建议：set a key" in ended.err
+    assert ended.err.startswith("✗ the key is refused\n  hint: set a key\n")
     assert ended.err.splitlines()[-1].endswith("· failed")
+
+
+async def test_a_diagnosis_is_laid_out_in_one_language_and_says_its_cause_once(fake_engine, dualclaw):
+    """Summary, detail and hint have a line each; a detail that the summary holds already is left out."""
+    told = {"code": "model.unavailable", "severity": "error", "summary": "no endpoint: refused", "hint": "start it"}
+    fake_engine.on("Run", [make_error("no endpoint: refused", diagnosis={**told, "detail": "refused"})])
+    ended = await dualclaw("ask", "hi")
+    assert ended.err.splitlines()[:-1] == ["✗ no endpoint: refused", "  hint: start it"]
+    fake_engine.on("Run", [make_error("x", diagnosis={**told, "detail": "port 9\x1b[2J"})])
+    ended = await dualclaw("ask", "hi")
+    ended = await dualclaw("ask", "hi")
+    assert ended.err.splitlines()[:-1] == ["✗ no endpoint: refused", "  port 9␛[2J", "  hint: start it"]
+    fake_engine.on("Run", [make_error("bare")])
+    ended = await dualclaw("ask", "hi")
+    ended = await dualclaw("ask", "hi")
+    assert ended.err.splitlines()[:-1] == ["✗ bare"]
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        ("price failed.", "✗ price failed."),
+        ("The tool price timed out.", "✗ The tool price timed out."),
+        ("prices are unknown", "✗ price: prices are unknown"),
+        ("out of reach", "✗ price: out of reach"),
+    ],
+)
+async def test_a_failed_tool_is_named_once(fake_engine, dualclaw, summary, shown):
+    """One cross and one name, whether or not the diagnosis has the name in it."""
+    diagnosis = {"code": "tool.failed", "severity": "error", "summary": summary, "detail": "503", "hint": "wait"}
+    fake_engine.on("Run", [make_step("skill", name="price", phase="fail", index=0, diagnosis=diagnosis), done("")])
+    ended = await dualclaw("ask", "hi")
+    assert ended.err.splitlines()[:-1] == [shown, "  503", "  hint: wait"]
+
+
+async def test_a_warning_beside_a_result_is_a_line_of_its_own(fake_engine, dualclaw):
+    """The result stays; the warning follows with its hint, in the words of this program."""
+    warning = {"code": "tool.slow", "severity": "warning", "summary": "took long", "hint": "ask less"}
+    step = make_step("skill", name="price", phase="ok", result="5", index=0, diagnosis=warning)
+    fake_engine.on("Run", [step, done("")])
+    ended = await dualclaw("ask", "hi")
+    assert ended.err.splitlines()[:-1] == ["✓ price: 5", "! took long", "  hint: ask less"]
+
+
+async def test_an_answer_no_engine_here_takes_exits_3_and_says_so(fake_engine, dualclaw):
+    """An engine that does not serve Resume is neither broken nor a wrong address; trying again is not advised."""
+    fake_engine.on("Resume", [grpc.StatusCode.UNIMPLEMENTED])
+    ended = await dualclaw("resume", "r-1", "approve", "--id", "i")
+    assert (ended.code, ended.out) == (3, "")
+    assert f"refused: the engine at {fake_engine.target} does not serve Resume" in ended.err
+    for misleading in ("no dualclaw engine", "INTERNAL", "Try again"):
+        assert misleading not in ended.err
+    assert "where the engine serves it" in (await dualclaw("resume", "--help")).out.replace("\n", " ")
 
 
 async def test_a_refusal_exits_3_and_says_what_to_do(fake_engine, dualclaw):

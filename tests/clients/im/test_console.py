@@ -15,7 +15,7 @@ from dualclaw_clients.im.__main__ import main
 from dualclaw_clients.im.app import open_relay
 from dualclaw_clients.im.connector import SendError
 from dualclaw_clients.im.console import MAX_LINE, ConsoleConnector, LineTooLong, read_lines, visible
-from dualclaw_clients.settings import ImSettings
+from dualclaw_clients.settings import ImSettings, variables_of
 
 
 @dataclass
@@ -103,6 +103,19 @@ def test_a_state_file_that_cannot_be_is_a_sentence_and_exit_code_2(capsys):
     """The path is named."""
     assert main(["console", "--state", "/dev/null/x"]) == 2
     assert "/dev/null/x" in capsys.readouterr().err
+
+
+def test_help_and_version_say_what_is_installed_and_what_can_be_set(capsys):
+    """Every variable is listed with its meaning; the version is one line; neither starts anything."""
+    for arguments in (["--help"], ["--version"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    for name in variables_of(ImSettings):
+        assert f"\n  {name} " in printed
+    assert all(field.description for field in ImSettings.model_fields.values())
+    assert printed.splitlines()[-1].startswith("dualclaw-im ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["console", "--engine"], ["console", "--engine", "nonsense"], ["telex"]])

@@ -31,6 +31,29 @@ async def test_beyond_loopback_any_host_is_served(gateways):
     assert (await web.http.get("/v1/agents", headers={"Host": "chat.example"})).status_code == 200
 
 
+async def test_the_hint_of_a_refusal_is_about_that_refusal(gateways):
+    """A foreign host or origin, an unknown path, a wrong method and a large body each say what would be right."""
+    web = await gateways.start(body_limit=2_000)
+    cases = [
+        (web.http.get("/v1/agents", headers={"Host": "chat.example"}), 403, "DUALCLAW_WEB_LISTEN"),
+        (web.http.post("/v1/runs", headers={"Origin": "https://chat.example"}), 403, "DUALCLAW_WEB_ORIGINS"),
+        (web.http.get("/v1/nothing"), 404, "/v1/runs"),
+        (web.http.put("/v1/agents"), 405, "Use GET."),
+        (web.http.post("/v1/runs", content=b" " * 2_001), 413, "DUALCLAW_WEB_MAX_BODY"),
+    ]
+    for call, status, hint in cases:
+        answer = await call
+        assert answer.status_code == status
+        assert hint in answer.json()["error"]["hint"]
+        assert "hint" not in answer.json()["error"]["metadata"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.evil.example", "chat.example"])  # noqa: S104  # no bind
+def test_a_name_that_only_looks_like_loopback_has_not_its_policy(host):
+    """What can be reached from elsewhere is warned of, so it must not pass for loopback."""
+    assert not policy_for(host).hosts
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "::1", "[::1]", "localhost"])
 def test_every_spelling_of_loopback_has_the_strict_policy(host):
     """Whatever way a gateway is told to listen on loopback, its hosts are checked."""

@@ -125,6 +125,8 @@ async def test_a_resume_no_engine_of_this_version_knows_is_501(web, fake_engine)
     fake_engine.on("Resume", [grpc.StatusCode.UNIMPLEMENTED])
     answer = await web.http.post("/v1/runs/r/resume", json={"decisions": []})
     assert answer.status_code == 501
+    assert "does not serve Resume" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["metadata"]["rpc"] == "Resume"
 
 
 async def test_a_resume_streams_the_next_segment(web, fake_engine):
