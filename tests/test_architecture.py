@@ -1,6 +1,7 @@
 """The structure of the repository, held by tests: layers, sizes, and what must not be committed."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ LONGEST = 450
 
 def committed() -> list[Path]:
     """Files git knows of; outside a checkout, every file but what tools have made."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode == 0 and listed.stdout:
+    git = shutil.which("git")
+    if git is not None:
+        listed = subprocess.run([git, "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if git is not None and listed.returncode == 0 and listed.stdout:
         return [path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file()]
     skipped = {".venv", "node_modules", ".git", "__pycache__"}
     return [path for path in ROOT.rglob("*") if path.is_file() and not skipped & set(path.parts)]

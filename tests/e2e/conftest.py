@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dualclaw_clients.engine_client import EngineClient
+from tests.toolchains import require
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = ROOT / "tests/e2e/node"
@@ -117,17 +117,6 @@ async def connect() -> AsyncIterator[Callable[[str], EngineClient]]:
 
     yield connector
     await asyncio.gather(*[client.close() for client in clients])
-
-
-def require(tool: str) -> str:
-    """Return a tool's path; without it the test is skipped, loudly, or failed where all tools must be there."""
-    path = shutil.which(tool)
-    if path is None:
-        message = f"{tool} is not installed, so what it proves was NOT checked"
-        if os.environ.get("REQUIRE_TOOLCHAINS"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from dualclaw.events import from_wire, to_wire
 from dualclaw.fold import RunView
 from dualclaw.rules import check_stream
 from dualclaw_clients.engine_client import EngineClient
+from tests.toolchains import require
 
-from .conftest import ROOT, Launcher, Process, require, run_command
+from .conftest import ROOT, Launcher, Process, run_command
 
 QUESTION = "What is 17 * 23? 请回答"
 ANSWER = 'One moment.\n\n结果是 391 🙂\u2028and "quoted".'

@@ -14,8 +14,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright, expect
 
+from tests.toolchains import require
+
 from .chat import CONTRAST, LONG, MARKUP, RECORDER, THOUGHT, Chat, Shared, assert_grown, settings_of
-from .conftest import Launcher, Process, require
+from .conftest import Launcher, Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

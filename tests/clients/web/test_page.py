@@ -7,15 +7,12 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
-import pytest
-
 from dualclaw import InterruptItem, InterruptKind, Run, RunState
 from dualclaw.events import make_delta, make_done, make_interrupt, make_rewind
+from tests.toolchains import require
 
 PAGE = Path(str(resources.files("dualclaw_clients.web") / "page"))
 PAGE_FILES = sorted(PAGE.iterdir())
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the page's scripts were NOT run")
 
 
 async def test_the_page_is_served_with_a_policy_that_lets_nothing_foreign_run(web):
@@ -78,9 +75,8 @@ def done(text: str, seq: int = 0):
 
 async def run_node(script: str, *arguments: str) -> dict[str, object]:
     """Run a module that imports the page's scripts; returns the JSON it prints."""
-    assert NODE is not None
     process = await asyncio.create_subprocess_exec(
-        NODE, "--input-type=module", "-", *arguments,
+        require("node"), "--input-type=module", "-", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -121,7 +117,6 @@ process.exit(0);
 ASK = {"request": {"request_id": "q", "message": {"role": "ROLE_USER", "parts": [{"text": "hi"}]}}}
 
 
-@needs_node
 async def test_the_page_heals_broken_lines_without_a_doubled_or_missing_character(relay, fake_engine, tmp_path):
     """Five connections break, inside frames and even inside characters; the folded text is exact."""
     text = "你好，世界🍸abc" * 12
@@ -142,7 +137,6 @@ async def test_the_page_heals_broken_lines_without_a_doubled_or_missing_characte
     assert len(fake_engine.calls_of("Attach")) >= 3
 
 
-@needs_node
 async def test_the_page_follows_a_parked_run_into_its_next_segment(web, fake_engine, tmp_path):
     """After an interrupt and its done the page stays with the run and sees the answer given elsewhere."""
     item = InterruptItem(id="i", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, tool_name="t")
@@ -157,7 +151,6 @@ async def test_the_page_follows_a_parked_run_into_its_next_segment(web, fake_eng
     assert fake_engine.calls_of("Attach")[0].request.after_seq == 3
 
 
-@needs_node
 async def test_the_page_shows_a_refusal_and_does_not_ask_again(web, fake_engine, tmp_path):
     """A refusal that a retry cannot help is told once, with its reason."""
     found = await run_node(FOLLOW, str(modules(tmp_path)), web.url, json.dumps({"runId": "none", "lastId": 3}))
@@ -173,7 +166,6 @@ console.log(JSON.stringify(texts.map((text) => split(text).map(seen))));
 """
 
 
-@needs_node
 async def test_the_page_cuts_markdown_into_blocks_and_leaves_markup_as_text(tmp_path):
     """Fences (also unclosed ones), lists, headings and paragraphs; anything else stays plain text."""
     texts = [
@@ -191,7 +183,6 @@ async def test_the_page_cuts_markdown_into_blocks_and_leaves_markup_as_text(tmp_
     ]
 
 
-@needs_node
 async def test_the_page_takes_a_rewind_as_it_comes(web, fake_engine, tmp_path):
     """The rewind reaches the view with its replacement text, in its place among the deltas."""
     fake_engine.on("Run", [make_delta("Hel"), make_rewind("H", attempt=1), make_delta("i"), done("Hi")])  # fmt: skip
@@ -211,7 +202,6 @@ console.log(JSON.stringify({ events, lastId: stream.lastId }));
 """
 
 
-@needs_node
 async def test_the_page_drops_an_event_it_has_seen_and_skips_comments(tmp_path):
     """Whatever a proxy or server repeats, no character is shown twice."""
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import ssl
 import sys
 from contextlib import aclosing
@@ -15,6 +14,7 @@ import pytest
 from dualclaw_server.engine.model import ModelError, TextDelta
 from dualclaw_server.models.endpoint import ModelTimeouts
 from dualclaw_server.models.openai import OpenAIChatModel
+from tests.toolchains import require
 
 KEY = "sk-test-0123456789abcdef"
 QUICK = ModelTimeouts(connect=2, first_token=0.5, idle=0.4, stalled=1.5, after_finish=0.2, whole=1)
@@ -442,8 +442,7 @@ async def test_proxy_and_ca_of_the_environment_are_used(kit, vendor, tmp_path) -
 
     Without the variable the same certificate is refused, as MODEL_UNAVAILABLE.
     """
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed: proxies and custom CAs of the environment were NOT tested")
+    require("openssl")
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     made = await asyncio.create_subprocess_exec(
