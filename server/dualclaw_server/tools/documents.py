@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import weakref
 from pathlib import Path
 
 from dualclaw_server.engine.tool import Tool, ToolRaised, tool
@@ -46,6 +47,7 @@ def search_documents(folder: Path, *, name: str = "search_documents") -> Tool:
             return f"No document mentions {' '.join(words)}."
         return "\n\n".join(f"[{source}] {title}\n{text}" for source, title, text in hits)
 
+    weakref.finalize(search, index.close)
     return search
 
 
