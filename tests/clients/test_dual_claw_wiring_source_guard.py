@@ -61,7 +61,7 @@ def inside(path: Path, places: set[Path]) -> bool:
     return any(path == place or place in path.parents for place in places)
 
 
-def test_claws_serialise_events_through_the_adapters_alone() -> None:
+def test_dual_claw_wiring_source_guard() -> None:
     """Each encoder is imported where it belongs and nowhere else; to_wire only by the adapters and --json."""
     wrong = []
     for folder in (CLIENTS, SERVER):
