@@ -40,7 +40,7 @@ from dualclaw_server.stores import sqlite_read, sqlite_work, sqlite_write
 from dualclaw_server.stores.bell import Bell
 from dualclaw_server.stores.live import MAX_PENDING, Live
 from dualclaw_server.stores.records import Clock
-from dualclaw_server.stores.sqlite_file import BUSY_TIMEOUT, connect, prepare, prepare_writer, store_error
+from dualclaw_server.stores.sqlite_file import BUSY_TIMEOUT, connect, prepare, prepare_writer, settle, store_error
 from dualclaw_server.stores.sqlite_leases import LEASE, MAX_STALL, Heart, SqliteClaim
 from dualclaw_server.stores.sqlite_owners import OwnerLocks, PipeBell
 from dualclaw_server.stores.sqlite_peers import Interests, News, Peers
@@ -216,6 +216,7 @@ class SqliteStore:
             parts.writer.submit(last)
             parts.writer.finish()
             await asyncio.to_thread(parts.join)
+            await asyncio.to_thread(settle, self._path)
             if (error := last.future.exception()) is not None:
                 log.warning("leases were not released: %s", error)
 

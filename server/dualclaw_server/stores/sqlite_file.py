@@ -89,6 +89,15 @@ def prepare_writer(connection: sqlite3.Connection, max_bytes: int | None) -> Non
         connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}")
 
 
+def settle(path: Path) -> None:
+    """Leave one file behind: SQLite folds the log in when the last connection closes, if that one can write."""
+    try:
+        with closing(connect(path)) as connection:
+            connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:  # the log stays beside the file, which is just as good for the next start
+        log.warning("%s keeps its log file: %s", path, error)
+
+
 def _inspect(path: Path) -> None:
     with closing(connect(path, read_only=True)) as connection:
         (owner,) = connection.execute("PRAGMA application_id").fetchone()

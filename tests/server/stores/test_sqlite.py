@@ -309,3 +309,16 @@ async def test_a_state_that_was_stored_is_the_enum_value(sqlite, make, writer):
     await writer(sqlite, make.key("r1")).end()
     head = await sqlite.head(make.key("r1"))
     assert RunState.Name(head.state) == "RUN_STATE_SUCCEEDED"
+
+
+async def test_a_store_that_is_closed_leaves_one_database_file(tmp_path, make, writer):
+    """Whoever copies the file after a clean stop has everything: no log lies beside it, reads and writes included."""
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    await store.create(make.new("r1"))
+    await writer(store, make.key("r1")).add()
+    assert (await store.head(make.key("r1"))).last_seq == 1
+    await store.close()
+    assert not {"runs.db-wal", "runs.db-shm"} & {path.name for path in tmp_path.iterdir()}
+    with closing(sqlite3.connect(f"file:{tmp_path / 'runs.db'}?immutable=1", uri=True)) as copy:
+        assert copy.execute("SELECT count(*) FROM runs").fetchone() == (1,)
