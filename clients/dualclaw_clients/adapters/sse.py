@@ -17,6 +17,7 @@ reads the engine's stream in the response's own task needs no queue, and a queue
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 from dualclaw import EngineEvent
@@ -40,7 +41,7 @@ from dualclaw_clients.adapters.shown_text import ShownText
 _ENVELOPE_BUT_TRACE = ("seq", "tenant_id", "claw", "run_id")
 
 
-class _QueueAdapter(BaseClawAdapter):
+class _QueueAdapter(BaseClawAdapter, ABC):
     """The queue between the task that brings events and the task that sends frames.
 
     Args:
@@ -65,13 +66,13 @@ class _QueueAdapter(BaseClawAdapter):
         self._closed = False
 
     @staticmethod
+    @abstractmethod
     def frame(wire: Mapping[str, object]) -> str:
         """Return the frame of a wire dict, whole and as it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wires(self, event: EngineEvent) -> Sequence[Wire] | None:
         """Return what goes out for an event, in order; None when the event has no wire form."""
-        raise NotImplementedError
 
     def encode(self, events: Iterable[EngineEvent | Wire]) -> bytes:
         """Return the frames of some events in order, b"" when nothing is to be sent.
@@ -87,8 +88,9 @@ class _QueueAdapter(BaseClawAdapter):
                 self._fail(error)
         return b"".join(encoded)
 
+    @abstractmethod
     def _encode_one(self, event: EngineEvent | Wire) -> bytes:
-        raise NotImplementedError
+        """Return the frames of one event; b"" when nothing is to be sent."""
 
     async def deliver(self, event: EngineEvent) -> bool:
         """Put what goes out for an event into the queue; after ``close`` it is dropped."""

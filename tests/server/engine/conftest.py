@@ -16,6 +16,7 @@ from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.caller import Caller, TraceParent
 from dualclaw_server.engine.runner import Runner
 from dualclaw_server.engine.store import Created, RunKey, RunStore
+from dualclaw_server.engine.tool import tool
 from dualclaw_server.models.scripted import ScriptedModel
 from dualclaw_server.stores.memory import MemoryStore
 from dualclaw_server.stores.sqlite import SqliteStore
@@ -121,6 +122,43 @@ class Engine:
     async def messages(self, conversation_id: str) -> list[Message]:
         page = await self.store.list_messages(CALLER.tenant, conversation_id, page_size=500, page_token="")
         return list(page.items)
+
+
+ANSWER: dict[str, object] = {"say": [{"text": "Hello, world", "chunk": 2}]}
+
+
+def kinds(messages: Sequence[Message]) -> list[str]:
+    names = {Role.ROLE_USER: "user", Role.ROLE_ASSISTANT: "assistant", Role.ROLE_TOOL: "tool"}
+    return [names[message.role] for message in messages]
+
+
+def texts(message: Message) -> str:
+    return "".join(part.text for part in message.parts)
+
+
+def results(messages: Sequence[Message]) -> dict[str, str]:
+    """Text of each tool result by call id; fails when a call has several."""
+    found: dict[str, str] = {}
+    for message in messages:
+        for part in message.parts:
+            if part.WhichOneof("part") == "tool_result":
+                assert part.tool_result.call_id not in found
+                found[part.tool_result.call_id] = "".join(p.text for p in part.tool_result.parts)
+    return found
+
+
+def calls(messages: Sequence[Message]) -> list[str]:
+    return [p.tool_call.id for m in messages for p in m.parts if p.WhichOneof("part") == "tool_call"]
+
+
+def turn(step: int, *say: dict[str, object], **when: object) -> dict[str, object]:
+    return {"when": {"step": step, **when}, "say": list(say)}
+
+
+@tool(effect="read")
+async def echo(text: str) -> str:
+    """Say it back."""
+    return f"<{text}>"
 
 
 Opener = Callable[..., Awaitable[Engine]]
