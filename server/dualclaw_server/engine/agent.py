@@ -9,11 +9,14 @@ from functools import cached_property
 from types import MappingProxyType
 
 import dualclaw
+from dualclaw_server.engine.chain import warn_of_deprecated
+from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.node import NodeRegistry
-from dualclaw_server.engine.strategy import Chat, ReAct, Strategy
+from dualclaw_server.engine.retry import RetryPolicy
+from dualclaw_server.engine.strategy import BringsTools, Chat, ReAct, Strategy
 from dualclaw_server.engine.texts import TEXTS, Locale, Texts
-from dualclaw_server.engine.tool import EFFECTS, KINDS, Tool
+from dualclaw_server.engine.tool import EFFECTS, KINDS, Tool, ToolContext
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -32,9 +35,15 @@ class Limits:
     """Tool calls (BUDGET_EXCEEDED)."""
     parallel_tools: int = 8
     """Tools at work at once; the others wait."""
+    max_result: int = 16_000
+    """Characters of a tool's result; of a longer one head and tail are kept."""
+    max_depth: int = 4
+    """Sub-agents below one another; a call that would go deeper fails."""
+    max_transfers: int = 10
+    """Transfers from agent to agent; one more fails."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "wall_time", "max_tokens", "max_tool_calls", "parallel_tools"):
+        for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise ValueError(f"limit {name} must be above 0, not {getattr(self, name)}")
 
@@ -56,6 +65,16 @@ class Agent:
     """Models a caller may choose from, the default first; empty: the engine's own model."""
     strategy: Strategy | None = None
     """None: ReAct when there are tools, else Chat."""
+    interceptors: Sequence[Interceptor] = ()
+    """In the order of registration, which decides between those of equal ``order``."""
+    sub_agents: Sequence[Agent] = ()
+    """Agents it may call like tools; each answers one request and then is gone."""
+    transfer_to: Sequence[str] = ()
+    """Names of agents of this engine that it may hand the conversation over to."""
+    output_key: str = ""
+    """Session value its final text is stored under; empty: it is not."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """How patient it is with a model that fails."""
     limits: Limits = field(default_factory=Limits)
     locale: Locale = "en"
     """Language of the engine's own words."""
@@ -63,9 +82,17 @@ class Agent:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tools", tuple(self.tools))
         object.__setattr__(self, "models", tuple(self.models))
+        for name in ("interceptors", "sub_agents", "transfer_to"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"agent name {self.name!r}: use 1 to 64 of letters, digits, _ and -")
-        for what, names in (("tool", [t.name for t in self.tools]), ("model", [m.name for m in self.models])):
+        for item in self.interceptors:
+            warn_of_deprecated(item)
+        for what, names in (
+            ("tool", [*(t.name for t in self.tools), *(a.name for a in self.sub_agents)]),
+            ("model", [m.name for m in self.models]),
+            ("interceptor", [i.name for i in self.interceptors]),
+        ):
             repeated = {name for name in names if names.count(name) > 1}
             if repeated:
                 raise ValueError(
@@ -75,9 +102,14 @@ class Agent:
             raise ValueError(f"agent {self.name}: locale {self.locale!r} is none of {', '.join(TEXTS)}")
 
     @cached_property
+    def all_tools(self) -> tuple[Tool, ...]:
+        """The tools, its sub-agents among them."""
+        return (*self.tools, *(agent_tool(agent) for agent in self.sub_agents))
+
+    @cached_property
     def tools_by_name(self) -> Mapping[str, Tool]:
-        """The tools, by name."""
-        return MappingProxyType({tool.name: tool for tool in self.tools})
+        """All tools, by name."""
+        return MappingProxyType({tool.name: tool for tool in self.all_tools})
 
     @cached_property
     def models_by_name(self) -> Mapping[str, ChatModel]:
@@ -87,12 +119,13 @@ class Agent:
     @cached_property
     def effective_strategy(self) -> Strategy:
         """The strategy given, or the one that fits the tools."""
-        return self.strategy or (ReAct() if self.tools else Chat())
+        return self.strategy or (ReAct() if self.all_tools or self.transfer_to else Chat())
 
     @cached_property
     def nodes(self) -> NodeRegistry:
         """The agent's graph."""
-        tools = [(tool.name, tool.kind) for tool in self.tools]
+        brought = self.strategy.tools if isinstance(self.strategy, BringsTools) else ()
+        tools = [(tool.name, tool.kind) for tool in (*self.all_tools, *brought)]
         return NodeRegistry(self.name, self.effective_strategy.name, self.models_by_name, tools)
 
     @property
@@ -106,7 +139,7 @@ class Agent:
         info = dualclaw.Agent(
             name=self.name, description=self.description, nodes=self.nodes.nodes, models=list(self.models_by_name)
         )
-        for tool in self.tools:
+        for tool in self.all_tools:
             info.tools.add(
                 name=tool.name,
                 description=tool.description,
@@ -115,4 +148,43 @@ class Agent:
                 parameters_json=tool.parameters_json,
                 effect=EFFECTS[tool.effect],
             )
+        for item in sorted(self.interceptors, key=lambda item: item.order):
+            info.interceptors.add(name=item.name, order=item.order, enabled=item.enabled, switchable=item.switchable)
         return info
+
+
+@dataclass(frozen=True)
+class AgentTool(Tool):
+    """An agent that another one calls like a tool. Made by ``agent_tool``."""
+
+    agent: Agent = field(kw_only=True)
+
+
+def agent_tool(
+    agent: Agent, *, name: str = "", description: str = "", parameters: Mapping[str, object] | None = None
+) -> AgentTool:
+    """Return an agent as a tool of another one.
+
+    Args:
+        agent: what answers.
+        name: of the tool; empty: the agent's.
+        description: of the tool; empty: the agent's.
+        parameters: JSON schema of its arguments; None: one text called "request". What the agent is asked is the
+            text "request" when there is one, else the arguments as JSON.
+    """
+    request = {"type": "string", "description": "What it is asked, with everything it needs to know."}
+    schema = {"type": "object", "properties": {"request": request}, "required": ["request"]}
+    return AgentTool(
+        name=name or agent.name,
+        description=description or agent.description or f"Ask the agent {agent.name}.",
+        parameters=parameters or schema,
+        function=_not_a_function,
+        kind="agent",
+        effect="read",
+        timeout=agent.limits.wall_time,
+        agent=agent,
+    )
+
+
+async def _not_a_function(_: ToolContext) -> None:
+    raise RuntimeError("an agent is run by the engine, not called")

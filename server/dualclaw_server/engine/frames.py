@@ -9,8 +9,8 @@ Rules
   than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
-- Text alone may go out between two checkpoints, for recovery withdraws it by a rewind. A step cannot be
-  withdrawn, so every other event waits for the frame that carries the state it belongs to.
+- Text, and a rewind of it, may go out between two checkpoints, for recovery withdraws it by a rewind. A step
+  cannot be withdrawn, so every other event waits for the frame that carries the state it belongs to.
 - At most one frame of mere text is in flight. No task and no lock per token: appends report back through
   their futures, and one timer per run is pending at most.
 - Beyond MAX_WAITING bytes not yet committed, ``congested`` turns true and the reader of the model waits in
@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
 from dualclaw import EngineEvent, Run, RunState
+from dualclaw.events import make_rewind
 from dualclaw.fold import RunView
 from dualclaw_server.engine.store import Frame, RunKey, RunMessage, RunStore, StoreError, Sync
 
@@ -106,6 +107,11 @@ class FrameWriter:
         self.seal()
         return "" if self.view.terminal is not None else self.view.text
 
+    def shown_reasoning(self) -> str:
+        """Seal what waits and return the reasoning of this segment as clients will have it."""
+        self.seal()
+        return "" if self.view.terminal is not None else self.view.reasoning
+
     def text(self, text: str) -> None:
         """Add text of the answer."""
         self._add(text, reasoning=False)
@@ -116,11 +122,20 @@ class FrameWriter:
 
     def event(self, event: EngineEvent) -> None:
         """Add any other event, made by a ``make_*`` factory without envelope; it waits for a durable frame."""
+        self._add_event(event)
+        self._needs_checkpoint = True
+
+    def rewind(self, text: str, reasoning: str, *, reason: str, attempt: int) -> None:
+        """Say that text and reasoning of the segment are now exactly these. Like text it goes out at once."""
+        self._add_event(make_rewind(text, reasoning=reasoning, reason=reason, attempt=attempt))
+        if not self._flying and self._timer is None:
+            self._flush_when_due()
+
+    def _add_event(self, event: EngineEvent) -> None:
         self._check()
         self.seal()
         event.MergeFrom(self._envelope)
         self._seal_event(event)
-        self._needs_checkpoint = True
 
     def commit(
         self,

@@ -12,3 +12,8 @@ def new_id() -> str:
     value = (value & ~(0xF << 76)) | (0x7 << 76)
     value = (value & ~(0x3 << 62)) | (0x2 << 62)
     return str(uuid.UUID(int=value))
+
+
+def new_trace_id() -> str:
+    """Return a new W3C trace id: 32 hex digits, not all zero."""
+    return uuid.UUID(new_id()).hex

@@ -1,7 +1,8 @@
 """What the engine asks of a model: one call in, text and reasoning as they come, one whole message out.
 
-Implemented by ``models.scripted.ScriptedModel`` and ``models.openai.OpenAIChatModel``. Nothing is ever
-bound in place: ``with_tools`` returns a new model, so concurrent requests cannot see each other's tools.
+Implemented by the models of ``models``: ``scripted``, the three wire APIs, the router over several of them,
+and the ones that give tools to models without tool calls. Nothing is ever bound in place: ``with_tools``
+returns a new model, so concurrent requests cannot see each other's tools.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ class ModelOptions:
     """What one call may vary; None leaves it to the vendor."""
 
     temperature: float | None = None
+    top_p: float | None = None
     max_output_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends; they are not part of it."""
+    tool_choice: str | None = None
+    """"auto", "none", "required", or the name of the one tool that must be called."""
+    parallel_tool_calls: bool | None = None
+    response_schema: str | None = None
+    """JSON schema, as JSON text, that the text of the answer must fit (structured output)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,10 @@ class ModelRequest:
     messages: Sequence[Message]
     instructions: str = ""
     options: ModelOptions = field(default_factory=ModelOptions)
+    prefix: str = ""
+    """Beginning of the answer that is shown already: the model goes on from it and gives only what follows.
+    Only for models whose ``traits.continues`` is true.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,18 @@ class ModelResponse:
     """The vendor's id of the call, for support."""
 
 
-ModelChunk = TextDelta | ReasoningDelta | ModelResponse
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What a model can do, as far as its caller must know."""
+
+    context_window: int = 128_000
+    """Tokens of input and output together; a careful figure where it is not known."""
+    continues: bool = False
+    """True: it can go on from the beginning of an answer (``ModelRequest.prefix``)."""
+    images: bool = True
+    """False: images must not be sent."""
+    native_tools: bool = True
+    """False: it has no tool calls of its own."""
 
 
 class ModelError(EngineError):
@@ -95,10 +119,26 @@ class ModelError(EngineError):
         detail: str = "",
         hint: str = "",
         retry_after: float | None = None,
+        usage: Usage | None = None,
     ) -> None:
         super().__init__(reason, message, {"hint": hint} if hint else None, retry_after=retry_after)
         self.retryable = retryable
         self.detail = detail
+        self.usage = usage
+        """Tokens the failed call has cost all the same; None when the vendor did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What came so far is void; the whole answer begins anew, from another model. Given by routers only."""
+
+    model: str
+    """Name of the model that answers from here on."""
+    error: ModelError
+    """Why the one before gave up."""
+
+
+ModelChunk = TextDelta | ReasoningDelta | Restart | ModelResponse
 
 
 class ChatModel(Protocol):
@@ -108,11 +148,18 @@ class ChatModel(Protocol):
     def name(self) -> str:
         """Name people choose it by, such as "gpt-4o-mini"."""
 
+    @property
+    def traits(self) -> ModelTraits:
+        """What it can do."""
+
     def with_tools(self, tools: Sequence[ToolSpec]) -> ChatModel:
         """Return a new model that may call these tools (none: may call nothing); shares connections with this one."""
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
         """Yield deltas as they arrive and last one ModelResponse. Raises ModelError, also after deltas.
+
+        ModelError.retryable says whether the same call may succeed a moment later; the caller retries, a model
+        never does by itself.
 
         Closing the generator, or cancelling the task that iterates it, ends the call at the vendor at once.
         """

@@ -84,6 +84,8 @@ class RunMessage:
 
     position: int
     message: Message
+    scope: str = ""
+    """Id of the call whose sub-agent it belongs to: kept with the run, never part of the conversation. Empty: it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,21 @@ class NewRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """What a caller says to a run that asked, accepted as a whole or not at all."""
+
+    key: RunKey
+    interrupt_ids: tuple[str, ...]
+    """Questions that are answered by it; may be none (then only the signal reaches the run)."""
+    signal_id: str
+    signal: bytes
+    """A ``checkpoint.v1.Signal`` with a resume."""
+    request_id: str
+    """Empty: not idempotent. Shares its namespace with ``NewRun.request_id``."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Where a run's log stands, read linearizably."""
 
@@ -237,7 +254,9 @@ class Claim(Protocol):
         """True once the lease could not be kept; start no further model or tool call."""
 
     async def ack(self) -> None:
-        """The work is done; the item goes away."""
+        """The work is done; the item goes away. A signal, answer or due timer that came after the claim, for a run
+        that is not final, is delivered all the same.
+        """
 
     async def nak(self, delay: float) -> None:
         """Put the item back, to be delivered again after ``delay`` seconds."""
@@ -273,6 +292,18 @@ class RunStore(Protocol):
     async def signal(self, key: RunKey, body: bytes, signal_id: str) -> bytes | None:
         """Put a wish into the run's inbox and wake it, atomically. Returns the body stored earlier under that
         id, if any (then nothing changes). A final run takes no signals: nothing is stored, None is returned.
+        """
+
+    async def answer(self, answers: Answers) -> Created:
+        """Record that questions of a parked run are answered, put the signal into its inbox and wake it, in one step.
+
+        Returns the run's head, with the seq at which the segment of these answers begins: the one after its last
+        event. A known ``request_id`` changes nothing and gives the segment it had begun, whatever the run's state.
+
+        Raises:
+            EngineError: UNKNOWN_RUN; REQUEST_ID_REUSED; ALREADY_ANSWERED (metadata interrupt_id), also for a run that
+                went on since; RUN_NOT_INTERRUPTED (metadata state); UNKNOWN_INTERRUPT (metadata interrupt_id) for what
+                is none of the run's ``interrupts``. Nothing is stored then.
         """
 
     def on_signal(self, callback: Callable[[RunKey], None]) -> None:

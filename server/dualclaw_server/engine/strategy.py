@@ -1,30 +1,41 @@
 """Strategies: how a run proceeds, as a function of its checkpoint, so that start and resume are the same code.
 
-A strategy is a small class with a name and ``run(segment)``: it decides what comes next and leaves the doing
-to the segment (``reason``, ``act``). It returns why the run ended; a limit's reason means that the text so
-far is the answer.
+A strategy is a small class with a name and ``run(scope)``: it decides what comes next and leaves the doing
+to the scope (``reason``, ``act``). It returns why the run ended; a limit's reason means that the text so
+far is the answer. One that needs tools of its own has them as ``tools``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dualclaw import StopReason
 from dualclaw_server.engine.checkpoint import Stage
 
 if TYPE_CHECKING:
-    from dualclaw_server.engine.segment import Segment
+    from dualclaw_server.engine.scope import Scope
+    from dualclaw_server.engine.tool import Tool
 
 
 class Strategy(Protocol):
-    """How a run proceeds. Implemented by Chat and ReAct, and by whoever wants another way."""
+    """How a run proceeds. Implemented by Chat, ReAct and PlanReAct, and by whoever wants another way."""
 
     @property
     def name(self) -> str:
         """Short name, for nodes and checkpoints."""
 
-    async def run(self, segment: Segment) -> StopReason.ValueType:
-        """Go on from the segment's checkpoint to the end of the run."""
+    async def run(self, scope: Scope) -> StopReason.ValueType:
+        """Go on from the scope's checkpoint to the end of the run."""
+
+
+@runtime_checkable
+class BringsTools(Protocol):
+    """A strategy with tools of its own, such as those that make a plan."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Given to the model beside the agent's."""
 
 
 class Chat:
@@ -32,9 +43,12 @@ class Chat:
 
     name = "chat"
 
-    async def run(self, segment: Segment) -> StopReason.ValueType:
+    async def run(self, scope: Scope) -> StopReason.ValueType:
         """Answer once."""
-        await segment.reason(tools=False)
+        checkpoint = scope.trace.checkpoint
+        if checkpoint.stage == Stage.STAGE_ACT:  # of a run that had tools when this was saved
+            await scope.act()
+        await scope.reason(tools=False)
         return StopReason.STOP_REASON_FINISHED
 
 
@@ -43,19 +57,19 @@ class ReAct:
 
     name = "react"
 
-    async def run(self, segment: Segment) -> StopReason.ValueType:
+    async def run(self, scope: Scope) -> StopReason.ValueType:
         """Loop until the model answers or a limit ends it."""
-        checkpoint, limits = segment.trace.checkpoint, segment.limits
+        checkpoint, limits = scope.trace.checkpoint, scope.limits
         while True:
             if checkpoint.stage != Stage.STAGE_ACT:
-                if checkpoint.model_calls >= limits.max_steps:
-                    await segment.last_answer()
+                if checkpoint.model_calls >= limits.max_steps and checkpoint.stage != Stage.STAGE_REVIEW:
+                    await scope.last_answer()
                     return StopReason.STOP_REASON_STEP_LIMIT
-                if not await segment.reason(tools=True):
+                if not await scope.reason(tools=True):
                     return StopReason.STOP_REASON_FINISHED
-            over_budget = segment.over_budget()
+            over_budget = scope.over_budget()
             if over_budget:
-                segment.skip_calls(over_budget)
+                scope.skip_calls(over_budget)
                 return StopReason.STOP_REASON_BUDGET_EXCEEDED
-            if await segment.act():
+            if await scope.act():
                 return StopReason.STOP_REASON_RETURN_DIRECT

@@ -34,6 +34,28 @@ class Texts:
     budget_tokens: str
     budget_tool_calls: str
     wall_time: str
+    how_to_approve: str
+    """Hint of a step that waits for an approval."""
+    how_to_respond: str
+    """Hint of a step that waits for an answer."""
+    rejected: str
+    """Shown when a rejection ends the run."""
+    tool_rejected: str
+    tool_skipped: str
+    approval_expired: str
+    edited: str
+    """Tells the model that a person changed the arguments; ``args`` is what they are now."""
+    comment: str
+    """Tells the model what a person said with their decision."""
+    outcome_unknown_again: str
+    """Asked before a call is repeated whose first outcome nobody knows."""
+    interceptor_withheld: str
+    """A guard failed, so a call was not run or its result is withheld."""
+    too_deep: str
+    transfer_unknown: str
+    transfer_limit: str
+    ended_early: str
+    """Result of a call that was not run because the run ended."""
 
 
 TEXTS: Mapping[Locale, Texts] = MappingProxyType(
@@ -56,6 +78,21 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             budget_tokens="The token budget of this run is used up.",
             budget_tool_calls="The tool calls of this run are used up.",
             wall_time="The time of this run is used up.",
+            how_to_approve="Approve or reject it, or change its arguments.",
+            how_to_respond="Answer it; a message in the conversation does.",
+            rejected="It was not done: {name} was rejected.",
+            tool_rejected="A person rejected {name}.",
+            tool_skipped="A person skipped {name}.",
+            approval_expired="Nobody answered in time.",
+            edited="A person changed the arguments before it was run, to: {args}",
+            comment="A person said: {comment}",
+            outcome_unknown_again="{name} was started before with these arguments and nobody knows how it ended. "
+            "Run it again?",
+            interceptor_withheld="A guard of this engine failed, so {name} is withheld.",
+            too_deep="{name} was not run: agents call one another more than {count} deep.",
+            transfer_unknown="There is no agent named {name} to hand over to.",
+            transfer_limit="Agents have handed over {count} times; no further time.",
+            ended_early="{name} was not run, because the run ended.",
         ),
         "zh": Texts(
             last_answer="步骤已用完，工具不再可用。请根据已知信息直接回答。",
@@ -75,6 +112,20 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             budget_tokens="本次运行的令牌预算已用完。",
             budget_tool_calls="本次运行的工具调用次数已用完。",
             wall_time="本次运行的时间已用完。",
+            how_to_approve="请批准、拒绝，或修改参数。",
+            how_to_respond="请回答；在对话中发送消息即可。",
+            rejected="未执行：{name} 被拒绝。",
+            tool_rejected="{name} 被人工拒绝。",
+            tool_skipped="{name} 被人工跳过。",
+            approval_expired="未在期限内得到答复。",
+            edited="执行前参数已被人工修改为：{args}",
+            comment="人工意见：{comment}",
+            outcome_unknown_again="{name} 之前已用相同参数开始执行，但结果无人知晓。是否再次执行？",
+            interceptor_withheld="引擎的防护组件出错，{name} 已被拦下。",
+            too_deep="未执行 {name}：智能体嵌套超过 {count} 层。",
+            transfer_unknown="没有名为 {name} 的智能体可以移交。",
+            transfer_limit="智能体已移交 {count} 次，不再移交。",
+            ended_early="运行已结束，未执行 {name}。",
         ),
     }
 )

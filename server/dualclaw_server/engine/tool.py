@@ -32,11 +32,16 @@ from dualclaw import ContentPart, EffectClass, StepKind
 from dualclaw.events import canonical_json, clean_text
 from dualclaw_server.engine.model import ToolSpec
 
+if typing.TYPE_CHECKING:
+    from dualclaw_server.engine.interceptor import Handoff
+    from dualclaw_server.engine.trace import Trace
+
 DEFAULT_TIMEOUT = 60.0
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Effect = typing.Literal["read", "idempotent", "reconcile", "once"]
-Kind = typing.Literal["skill", "mcp", "agent", "kb", "media"]
+Kind = typing.Literal["skill", "mcp", "agent", "kb", "media", "thinking"]
+"""Kind of the steps it makes; "thinking" ones show their result as a thought, without a start."""
 
 EFFECTS: Mapping[Effect, EffectClass.ValueType] = MappingProxyType(
     {
@@ -48,6 +53,7 @@ EFFECTS: Mapping[Effect, EffectClass.ValueType] = MappingProxyType(
 )
 KINDS: Mapping[Kind, StepKind.ValueType] = MappingProxyType(
     {
+        "thinking": StepKind.STEP_KIND_THINKING,
         "skill": StepKind.STEP_KIND_SKILL,
         "mcp": StepKind.STEP_KIND_MCP,
         "agent": StepKind.STEP_KIND_AGENT,
@@ -70,6 +76,8 @@ class ToolContext:
     """The same for every attempt at this call, also after a crash; hand it to services that honour one."""
     metadata: Mapping[str, str]
     """Of the run's request."""
+    trace: Trace
+    """The run at work: session values, who asked, what was used so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +85,16 @@ class ToolOutput:
     """A result with more than text; ``parts`` hold text, images and files only."""
 
     parts: Sequence[ContentPart]
+    handoff: Handoff | None = None
+    """What it does beside being a result: another agent takes over, or the run ends."""
 
 
 class ToolRaised(Exception):
     """A tool's own error, as text for the model. Raise it for a failure that needs no traceback in the log."""
+
+
+class NotDone(ToolRaised):
+    """The tool did nothing: whatever its effect class, the call may safely be made again."""
 
 
 ToolFunction = Callable[..., object]
@@ -168,8 +182,8 @@ class Tool:
             for name, value in args.items()
         }
 
-    async def call(self, args: Mapping[str, object], context: ToolContext) -> list[ContentPart]:
-        """Run it with valid arguments and return its result as parts.
+    async def call(self, args: Mapping[str, object], context: ToolContext) -> ToolOutput:
+        """Run it with valid arguments and return its result.
 
         Raises whatever the function raises, RuntimeError for what would end the process, and TypeError for a
         result that is neither text nor JSON.
@@ -184,7 +198,8 @@ class Tool:
                 result = await _in_thread(self.function, values)
                 if inspect.isawaitable(result):
                     result = await result
-            return as_parts(result)
+            handoff = result.handoff if isinstance(result, ToolOutput) else None
+            return ToolOutput(as_parts(result), handoff)
 
 
 @contextmanager

@@ -1,22 +1,40 @@
-"""The state of one run: what is saved of it, and the messages a model is given.
+"""The state of one agent at work: what is saved of it, and the messages its model is given.
 
-Wholly inside the checkpoint and the messages beside it, so that whoever claims the run after a crash has
-the same trace. Nothing here knows how events are written.
+Wholly inside the checkpoint and the messages beside it, so that whoever claims the run after a crash has the
+same trace. A run has one trace at its root and one below it for every sub-agent that a call runs; counters of
+steps, calls and context are each trace's own, while indexes, places, questions and session values are the
+root's. Nothing here knows how events are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from dualclaw import Message, RunOptions, Usage
-from dualclaw_server.engine.checkpoint import Checkpoint, RunRecord
+from dualclaw_server.engine.checkpoint import Checkpoint, Question, RunRecord
+from dualclaw_server.engine.model import ChatModel, ModelRequest, ModelResponse
+from dualclaw_server.engine.session import Values
 from dualclaw_server.engine.store import RunKey, RunMessage
 
 _INT32_MAX = 2**31 - 1
 
 
+class Services(Protocol):
+    """What a trace can reach outside of its own state. Implemented by ``scope.Scope``."""
+
+    async def ask(self, request: ModelRequest, model: ChatModel | None) -> ModelResponse:
+        """Make a model call beside the conversation."""
+
+    async def recall(self, name: str) -> bytes | None:
+        """Return a value kept for the tenant."""
+
+    async def keep(self, name: str, value: bytes) -> None:
+        """Keep a value for the tenant."""
+
+
 class Trace:
-    """One run, as strategies and tools see it."""
+    """One agent in one run, as strategies, interceptors and tools see it."""
 
     def __init__(
         self,
@@ -25,15 +43,39 @@ class Trace:
         checkpoint: Checkpoint,
         history: Sequence[Message],
         messages: Sequence[RunMessage],
+        *,
+        agent: str = "",
+        parent: Trace | None = None,
+        call_id: str = "",
     ) -> None:
-        """``history`` are the conversation's messages before this run, ``messages`` the run's own by position."""
+        """``history`` are the messages before, ``messages`` the agent's own by position.
+
+        A sub-agent has a ``parent``, and the ``call_id`` that runs it.
+        """
         self.key = key
         self.record = record
         self.checkpoint = checkpoint
+        self.agent = agent or record.request.agent
+        """Name of the agent."""
+        self.parent = parent
+        self.root: Trace = parent.root if parent is not None else self
+        self.call_id = call_id
+        """The call this sub-agent works for; empty at the root."""
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.recovered = False
+        """True: this segment was begun before, by a process that is gone."""
+        self.context_window: int = parent.context_window if parent is not None else 128_000
+        """Tokens that the model of this run can take, input and output together."""
+        self.services: Services | None = parent.services if parent is not None else None
         self._history = tuple(history)
         self._own = {item.position: item.message for item in messages}
         self._call_ids: set[str] | None = None
-        checkpoint.next_position = max([checkpoint.next_position, *(position + 1 for position in self._own)])
+        root = self.root.checkpoint
+        root.next_position = max([root.next_position, *(position + 1 for position in self._own)])
+        if parent is not None:
+            self.root.call_ids().update(*map(_calls_of, self._own.values()))
+
+    # Who and what
 
     @property
     def conversation_id(self) -> str:
@@ -46,51 +88,173 @@ class Trace:
         return self.record.request.options
 
     @property
+    def subject(self) -> str:
+        """Who started the run."""
+        return self.record.subject
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles of who started the run."""
+        return frozenset(self.record.roles)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Names of the agents from the root down to this one."""
+        return (*self.parent.path, self.agent) if self.parent is not None else (self.agent,)
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment, from 1."""
+        return self.root.checkpoint.segment
+
+    @property
     def user_text(self) -> str:
-        """Text of the question."""
-        return "\n".join(part.text for part in self.record.request.message.parts if part.WhichOneof("part") == "text")
+        """Text of the question: the caller's, or what the sub-agent was asked."""
+        message = self._own[min(self._own)] if self.parent is not None and self._own else self.record.request.message
+        return "\n".join(part.text for part in message.parts if part.WhichOneof("part") == "text")
+
+    # Values
+
+    @property
+    def session(self) -> Values:
+        """Values of the whole run, shared by its agents and tools on purpose only."""
+        return Values(self.root.checkpoint.session)
+
+    def extras(self, name: str) -> Values:
+        """Return the state of one interceptor in this run; ``name`` is the interceptor's."""
+        return Values(self.checkpoint.extras, f"{name}/")
+
+    async def recall(self, name: str) -> bytes | None:
+        """Return a small value kept for the tenant over runs; None: there is none."""
+        return await self._reach().recall(name)
+
+    async def keep(self, name: str, value: bytes) -> None:
+        """Keep a small value for the tenant over runs; the last writer wins."""
+        await self._reach().keep(name, value)
+
+    async def ask(self, request: ModelRequest, model: ChatModel | None = None) -> ModelResponse:
+        """Make a model call beside the conversation, such as a summary; it counts in usage and limits.
+
+        It passes ``intercept_call`` of every interceptor and is not retried. Raises ModelError.
+        """
+        return await self._reach().ask(request, model)
+
+    def _reach(self) -> Services:
+        if self.services is None:
+            raise RuntimeError("a trace that belongs to no segment at work can reach nothing")
+        return self.services
+
+    # Messages
 
     def context(self) -> list[Message]:
-        """Return what the next model call gets: the history, then the run's own messages in order."""
-        return [*self._history, *(self._own[position] for position in sorted(self._own))]
+        """Return what the next model call gets: all messages in order, or what the context was rewritten to."""
+        if not self.checkpoint.HasField("context"):
+            return [*self._history, *(self._own[position] for position in sorted(self._own))]
+        view = self.checkpoint.context
+        known = {message.id: message for message in (*self._history, *self._own.values())}
+        chosen = [
+            item.message if item.WhichOneof("item") == "message" else known[item.message_id]
+            for item in view.items
+            if item.WhichOneof("item") == "message" or item.message_id in known
+        ]
+        later = sorted(position for position in self._own if position >= view.next_position)
+        return [*chosen, *(self._own[position] for position in later)]
+
+    def rewrite_context(self, messages: Sequence[Message]) -> None:
+        """Have exactly these messages, and whatever comes later, given to the model from now on.
+
+        Messages of the conversation are kept by their id; a message without an id, or with one that is not
+        theirs or whose content differs, is kept as it is. The transcript is never changed.
+        """
+        known = {message.id: message for message in (*self._history, *self._own.values())}
+        view = self.checkpoint.context
+        view.Clear()
+        for message in messages:
+            if message.id and known.get(message.id) == message:
+                view.items.add(message_id=message.id)
+            else:
+                view.items.add(message=message)
+        view.next_position = self.root.checkpoint.next_position
+        for state in self.checkpoint.calls:  # their results have reserved places and are still to come
+            if state.position not in self._own:
+                view.next_position = min(view.next_position, state.position)
+        self.checkpoint.context.SetInParent()
 
     def own_messages(self) -> list[Message]:
-        """Return the run's own messages in order, its user message first."""
+        """Return the agent's own messages of this run in order, what it was asked first."""
         return [self._own[position] for position in sorted(self._own)]
 
     def call_ids(self) -> set[str]:
-        """Return every tool call id the conversation has used."""
-        if self._call_ids is None:
-            self._call_ids = set().union(*map(_calls_of, self.context()))
-        return self._call_ids
+        """Return every tool call id that is taken in this run and its conversation."""
+        root = self.root
+        if root._call_ids is None:
+            root._call_ids = set().union(*map(_calls_of, (*root._history, *root._own.values())))
+        return root._call_ids
 
     def reserve(self, count: int = 1) -> int:
         """Reserve places for ``count`` messages and return the first."""
-        first = self.checkpoint.next_position
-        self.checkpoint.next_position += count
+        root = self.root.checkpoint
+        first = root.next_position
+        root.next_position += count
         return first
+
+    def next_index(self) -> int:
+        """Take the next index for a step."""
+        root = self.root.checkpoint
+        index = root.next_index
+        root.next_index += 1
+        return index
 
     def put(self, position: int, message: Message) -> RunMessage:
         """Put a message at a reserved place; returns it as the store takes it."""
         self._own[position] = message
-        if self._call_ids is not None:
-            self._call_ids |= _calls_of(message)
-        return RunMessage(position, message)
+        if self.root._call_ids is not None:
+            self.root._call_ids |= _calls_of(message)
+        return RunMessage(position, message, self.call_id)
+
+    # People
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        """Everything people were asked in this run, in order."""
+        return self.root.checkpoint.questions
+
+    def answer_to(self, asked_by: str, key: str = "") -> Question | None:
+        """Return the answered question that an interceptor asked about the run under ``key``; None: none yet."""
+        for question in reversed(self.root.checkpoint.questions):
+            if not question.call_id and question.asked_by == f"{asked_by}/{key}" and question.HasField("decision"):
+                return question
+        return None
+
+    # Counters
+
+    @property
+    def model_calls(self) -> int:
+        """Model calls made by this agent."""
+        return self.checkpoint.model_calls
+
+    @property
+    def tool_calls(self) -> int:
+        """Tool calls made by this agent."""
+        return self.checkpoint.tool_calls
 
     def add_usage(self, usage: Usage) -> None:
-        """Add a call's usage to the run's; a field stays absent until some call reports it."""
-        total = self.checkpoint.usage
-        for field, value in usage.ListFields():
-            setattr(total, field.name, min(_INT32_MAX, getattr(total, field.name) + value))
+        """Add a call's usage to this agent's and to those above it; a field stays absent until some call reports it."""
+        trace: Trace | None = self
+        while trace is not None:
+            total = trace.checkpoint.usage
+            for field, value in usage.ListFields():
+                setattr(total, field.name, min(_INT32_MAX, getattr(total, field.name) + value))
+            trace = trace.parent
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens used so far; None when no model reported any."""
+        """Tokens used so far, sub-agents included; None when no model reported any."""
         return self.checkpoint.usage if self.checkpoint.HasField("usage") else None
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens reported so far."""
+        """Input and output tokens reported so far, sub-agents included."""
         return self.checkpoint.usage.input_tokens + self.checkpoint.usage.output_tokens
 
 

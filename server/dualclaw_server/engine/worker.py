@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dualclaw import ContentPart, DisconnectPolicy, EngineEvent, Run, RunResponse, RunState, StopReason
+from dualclaw import DisconnectPolicy, EngineEvent, Run, RunResponse, RunState, StopReason
 from dualclaw.errors import EngineError
 from dualclaw.fold import RunView
+from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import (
     CancelSignal,
+    Checkpoint,
+    ResumeSignal,
     RunRecord,
     Stage,
     UnreadableState,
@@ -32,9 +36,15 @@ from dualclaw_server.engine.checkpoint import (
     load_signal,
 )
 from dualclaw_server.engine.frames import FrameWriter
+from dualclaw_server.engine.ids import new_trace_id
 from dualclaw_server.engine.model import ChatModel
+from dualclaw_server.engine.outcome import End, Fail
+from dualclaw_server.engine.parked import Parked, Transferred
+from dualclaw_server.engine.resume import resumes_in, take_answers
+from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import FINAL, Claim, Head, Loaded, RunKey, RunStore, StoreError
+from dualclaw_server.engine.store import FINAL, Claim, Head, Loaded, RunKey, RunMessage, RunStore, StoreError
+from dualclaw_server.engine.tool import ToolOutput
 from dualclaw_server.engine.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -86,7 +96,7 @@ class Worker:
         self._capacity = asyncio.Semaphore(capacity)
         self._works: dict[RunKey, _Work] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._abandoned_tools: set[asyncio.Task[list[ContentPart]]] = set()
+        self._abandoned_tools: set[asyncio.Task[ToolOutput]] = set()
         self._draining = asyncio.Event()
         store.on_signal(self._on_signal)
 
@@ -186,58 +196,77 @@ class Worker:
     async def _work_on(self, claim: Claim, work: _Work) -> bool:
         """Returns True when there is nothing left to do for this item."""
         loaded = await self._store.load(claim.key)
-        state = loaded.head.state
-        if state in FINAL:
+        if loaded.head.state in FINAL:
             return True
-        if state != RunState.RUN_STATE_RUNNING and _find_cancel(loaded) is None:
+        record, checkpoint = load_record(loaded.record), load_checkpoint(loaded.checkpoint)
+        if loaded.head.state != RunState.RUN_STATE_RUNNING and not _is_due(loaded, checkpoint):
             return True
-        record = load_record(loaded.record)
-        agent = self._agents.get(record.request.agent)
-        if agent is None:
-            log.warning("run %s is put back: agent %s is not here", claim.key.run_id, record.request.agent)
+        name = checkpoint.agent or record.request.agent
+        if name not in self._agents:
+            log.warning("run %s is put back: agent %s is not here", claim.key.run_id, name)
             return False
         if record.request.options.on_disconnect == DisconnectPolicy.DISCONNECT_POLICY_CANCEL:
             self._begun(claim.key)
-        segment = await self._open_segment(agent, record, loaded)
+        segment, parked = await self._open_segment(record, checkpoint, loaded)
         try:
-            await self._drive(segment, work, loaded)
+            await self._drive(segment, work, loaded, parked=parked)
         finally:
             segment.writer.close()
         return True
 
-    async def _open_segment(self, agent: Agent, record: RunRecord, loaded: Loaded) -> Segment:
-        """Take over the log and bring the run to where its checkpoint says it is."""
+    async def _open_segment(self, record: RunRecord, checkpoint: Checkpoint, loaded: Loaded) -> tuple[Segment, bool]:
+        """Take over the log and bring the run to where its checkpoint says it is.
+
+        Returns the segment, and whether the run was parked and goes on now.
+        """
         key, head = loaded.head.key, loaded.head
-        checkpoint = load_checkpoint(loaded.checkpoint)
         view, text, reasoning = await self._fold(head, loaded.checkpoint_seq)
-        begun = bool(loaded.checkpoint)
         cancel = _find_cancel(loaded)
-        if not begun:
+        parked = head.state == RunState.RUN_STATE_INTERRUPTED
+        if not loaded.checkpoint:
             checkpoint.segment, checkpoint.segment_first_seq = 1, 1
             checkpoint.trace_id = record.trace_id
             checkpoint.stage = Stage.STAGE_REASON
             checkpoint.start_time.GetCurrentTime()
-        elif head.state == RunState.RUN_STATE_INTERRUPTED:
+        elif parked:
             checkpoint.segment += 1
             checkpoint.segment_first_seq = head.last_seq + 1
-            if cancel is not None:
-                checkpoint.trace_id = cancel.trace_id
+            checkpoint.recoveries = 0
+            resumed = next((resume.trace_id for _, resume in _resumes(loaded)), "")
+            checkpoint.trace_id = (cancel.trace_id if cancel is not None else resumed) or new_trace_id()
+            _start_clock_again(checkpoint)
         else:
             checkpoint.recoveries += 1
-        checkpoint.strategy = agent.effective_strategy.name
         history = await self._store.history(key.tenant, record.request.conversation_id, key.run_id)
-        trace = Trace(key, record, checkpoint, history, loaded.messages)
+        own = [message for message in loaded.messages if not message.scope]
+        trace = Trace(key, record, checkpoint, history, own, agent=checkpoint.agent)
+        trace.recovered = checkpoint.recoveries > 0
         envelope = EngineEvent(
             trace_id=checkpoint.trace_id, tenant_id=key.tenant, claw=record.request.claw, run_id=key.run_id
         )
         writer = FrameWriter(self._store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope)
-        model = self._choose_model(agent, record)
-        segment = Segment(agent, model, trace, writer, _copy(head.run), self._abandoned_tools)
+        below: dict[str, list[RunMessage]] = {}
+        for message in loaded.messages:
+            if message.scope:
+                below.setdefault(message.scope, []).append(message)
+        segment = Segment(
+            self._store,
+            self._agents,
+            self._model,
+            trace,
+            writer,
+            _copy(head.run),
+            below=below,
+            abandoned=self._abandoned_tools,
+        )
+        segment.scope = Scope.bare(segment, segment.agent, trace)
         if head.state == RunState.RUN_STATE_RUNNING:
             if (view.text, view.reasoning) != (text, reasoning):
                 segment.rewind(text, reasoning, "the engine was restarted", checkpoint.recoveries)
-            segment.save()  # the claim; a waiting or parked run is claimed by the frame that ends it
-        return segment
+            segment.save()  # the claim; what is only cancelled is claimed by the frame that ends it
+        elif parked and cancel is None:
+            await asyncio.shield(segment.claim())
+        return segment, parked
 
     async def _fold(self, head: Head, checkpoint_seq: int) -> tuple[RunView, str, str]:
         """Fold the whole log; returns the view, and text and reasoning as they were at the checkpoint."""
@@ -251,17 +280,21 @@ class Worker:
                         text, reasoning = view.text, view.reasoning
         return view, text, reasoning
 
-    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded) -> None:
-        """Run the strategy to its end, or to a cancel, or to the end of its time."""
+    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded, *, parked: bool) -> None:
+        """Run the agent to its end, or to a question, a cancel, or the end of its time."""
         if _find_cancel(loaded) is not None:
-            signals = [signal.signal_id for signal in loaded.unread]
-            await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.agent.texts.cancelled, signals)
+            segment.signals = [signal.signal_id for signal in loaded.unread]
+            await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             return
         if segment.trace.checkpoint.recoveries > MAX_RECOVERIES:
             await segment.fail(EngineError("INTERNAL", "The run was given up after too many restarts of its engine."))
             return
-        strategy = segment.agent.effective_strategy
-        running: asyncio.Task[StopReason.ValueType] = asyncio.create_task(strategy.run(segment), name="strategy")
+        if parked or _resumes(loaded):
+            await take_answers(segment, self._store)
+            if parked and questions.open_items(segment.trace.checkpoint):
+                await segment.park()
+                return
+        running: asyncio.Task[StopReason.ValueType] = asyncio.create_task(_work_agents(segment), name="strategy")
         watching = asyncio.create_task(self._wait_for_cancel(work), name="inbox")
 
         def lost(_: BaseException) -> None:
@@ -269,16 +302,15 @@ class Worker:
 
         segment.writer.on_failure = lost
         try:
-            await asyncio.wait(
-                {running, watching}, timeout=max(0.0, segment.seconds_left()), return_when=asyncio.FIRST_COMPLETED
-            )
+            while (left := segment.seconds_left()) > 0 and not running.done() and not watching.done():
+                await asyncio.wait({running, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and not running.done():
-                signals = watching.result()
+                segment.signals += watching.result()
                 await _stop(running)
-                await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.agent.texts.cancelled, signals)
+                await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             elif not running.done():
                 await _stop(running)
-                await segment.halt(StopReason.STOP_REASON_BUDGET_EXCEEDED, segment.agent.texts.wall_time)
+                await segment.halt(StopReason.STOP_REASON_BUDGET_EXCEEDED, segment.texts.wall_time)
             else:
                 await self._conclude(segment, running)
         finally:
@@ -286,25 +318,32 @@ class Worker:
             await _stop(running)
 
     async def _conclude(self, segment: Segment, running: asyncio.Task[StopReason.ValueType]) -> None:
-        """End the segment the way its strategy ended."""
+        """End the segment the way its agent ended."""
         if segment.writer.failure is not None:
             raise segment.writer.failure
         if running.cancelled():
             error: BaseException | None = asyncio.CancelledError("cancelled from inside")
         else:
             error = running.exception()
-        if error is None:
-            await segment.finish(running.result())
-        elif isinstance(error, StoreError):
-            raise error
-        elif isinstance(error, EngineError):
-            await segment.fail(error)
-        else:
-            log.error("run %s failed", segment.trace.key.run_id, exc_info=error)
-            trace_id = segment.trace.checkpoint.trace_id
-            await segment.fail(
-                EngineError("INTERNAL", f"The engine failed on this run; its log has more under trace {trace_id}.")
-            )
+        match error:
+            case None:
+                await segment.finish(running.result())
+            case Parked():
+                await segment.park()
+            case End():
+                await segment.end(error)
+            case Fail():
+                await segment.fail(error.error)
+            case StoreError():
+                raise error
+            case EngineError():
+                await segment.fail(error)
+            case _:
+                log.error("run %s failed", segment.trace.key.run_id, exc_info=error)
+                trace_id = segment.trace.checkpoint.trace_id
+                await segment.fail(
+                    EngineError("INTERNAL", f"The engine failed on this run; its log has more under trace {trace_id}.")
+                )
 
     async def _wait_for_cancel(self, work: _Work) -> list[str]:
         """Return, once the run is asked to end, the ids of the signals that say so."""
@@ -326,9 +365,36 @@ class Worker:
         if work is not None:
             work.signalled.set()
 
-    def _choose_model(self, agent: Agent, record: RunRecord) -> ChatModel:
-        models = agent.models_by_name
-        return models.get(record.request.options.model) or next(iter(models.values()), self._model)
+
+async def _work_agents(segment: Segment) -> StopReason.ValueType:
+    """Have the agent in control work, and whoever it hands over to after it."""
+    trace = segment.trace
+    while True:
+        segment.scope = scope = await Scope.open(segment, segment.agent, trace)
+        try:
+            return await scope.run()
+        except Transferred as transferred:
+            trace.checkpoint.agent = trace.agent = transferred.agent
+            trace.checkpoint.transfers += 1
+            segment.save()
+
+
+def _is_due(loaded: Loaded, checkpoint: Checkpoint) -> bool:
+    """Tell whether there is something to do for a run that is not at work."""
+    if _find_cancel(loaded) is not None:
+        return True
+    if loaded.head.state != RunState.RUN_STATE_INTERRUPTED:
+        return False
+    expiry = questions.next_expiry(checkpoint)
+    return bool(_resumes(loaded)) or (expiry is not None and expiry <= time.time())
+
+
+def _start_clock_again(checkpoint: Checkpoint) -> None:
+    """Leave the time a run was parked out of its wall time."""
+    if checkpoint.HasField("park_time"):
+        parked = time.time() - checkpoint.park_time.ToMilliseconds() / 1000
+        checkpoint.start_time.FromMilliseconds(checkpoint.start_time.ToMilliseconds() + int(max(0.0, parked) * 1000))
+        checkpoint.ClearField("park_time")
 
 
 def _find_cancel(loaded: Loaded) -> CancelSignal | None:
@@ -337,6 +403,10 @@ def _find_cancel(loaded: Loaded) -> CancelSignal | None:
         if body.WhichOneof("signal") == "cancel":
             return body.cancel
     return None
+
+
+def _resumes(loaded: Loaded) -> list[tuple[str, ResumeSignal]]:
+    return resumes_in(loaded.unread)
 
 
 async def _stop(task: asyncio.Task[object] | asyncio.Task[StopReason.ValueType] | asyncio.Task[list[str]]) -> None:

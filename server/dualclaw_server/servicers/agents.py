@@ -2,10 +2,7 @@
 
 # ruff: noqa: N802  # the names of rpcs are the contract's
 
-from collections.abc import Sequence
-
 from dualclaw import (
-    Agent,
     GetAgentRequest,
     GetAgentResponse,
     ListAgentsRequest,
@@ -16,7 +13,7 @@ from dualclaw import (
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.rpc import AgentServiceServicer
 from dualclaw_server.servicers import validation
-from dualclaw_server.servicers.calls import Call, Calls, Context, NotServed
+from dualclaw_server.servicers.calls import Call, Calls, Context
 from dualclaw_server.servicers.runs import Runs
 
 
@@ -30,9 +27,10 @@ class AgentServicer(AgentServiceServicer):
     async def ListAgents(self, request: ListAgentsRequest, context: Context) -> ListAgentsResponse:
         """List the agents by name, the default agent first. A page_token is the name the next page begins with."""
 
-        async def handle(_call: Call) -> ListAgentsResponse:
+        async def handle(call: Call) -> ListAgentsResponse:
             size = validation.page(request.page_size, request.page_token)
-            agents = self._agents()
+            default, *others = await self._runs.agents_info(call.caller)
+            agents = [default, *sorted(others, key=lambda agent: agent.name)]
             names = [agent.name for agent in agents]
             if request.page_token and request.page_token not in names:
                 raise FieldError({"page_token": "is no token of this list"})
@@ -45,32 +43,25 @@ class AgentServicer(AgentServiceServicer):
     async def GetAgent(self, request: GetAgentRequest, context: Context) -> GetAgentResponse:
         """Return an agent."""
 
-        async def handle(_call: Call) -> GetAgentResponse:
+        async def handle(call: Call) -> GetAgentResponse:
             validation.required_id("agent", request.agent)
-            return GetAgentResponse(agent=self._agent(request.agent))
+            for agent in await self._runs.agents_info(call.caller):
+                if agent.name == request.agent:
+                    return GetAgentResponse(agent=agent)
+            raise EngineError("UNKNOWN_AGENT", f"there is no agent {request.agent!r}")
 
         return await self._calls.answer(context, handle)
 
     async def SetInterceptorEnabled(
         self, request: SetInterceptorEnabledRequest, context: Context
     ) -> SetInterceptorEnabledResponse:
-        """Refuse: this engine has no interceptors to switch yet."""
+        """Switch an interceptor of an agent on or off for the caller's tenant."""
 
         async def handle(call: Call) -> SetInterceptorEnabledResponse:
             validation.switch_request(request)
-            if "operator" not in call.caller.roles:
-                raise EngineError("PERMISSION_DENIED", "switching an interceptor needs the role operator")
-            self._agent(request.agent)
-            raise NotServed("SetInterceptorEnabled is not served by this version of the engine")
+            info = await self._runs.set_interceptor_enabled(
+                call.caller, request.agent, request.interceptor, enabled=request.enabled
+            )
+            return SetInterceptorEnabledResponse(interceptor=info)
 
         return await self._calls.answer(context, handle)
-
-    def _agents(self) -> Sequence[Agent]:
-        default, *others = self._runs.agents_info()
-        return [default, *sorted(others, key=lambda agent: agent.name)]
-
-    def _agent(self, name: str) -> Agent:
-        for agent in self._runs.agents_info():
-            if agent.name == name:
-                return agent
-        raise EngineError("UNKNOWN_AGENT", f"there is no agent {name!r}")

@@ -36,10 +36,6 @@ _GONE: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class NotServed(Exception):
-    """A known rpc that is not served: status UNIMPLEMENTED, with the exception's text."""
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call whose caller is known."""
@@ -99,8 +95,6 @@ class Calls:
             context.set_code(grpc.StatusCode.CANCELLED)
             await asyncio.sleep(_GONE)  # its cancellation is on the way; raising before would be logged as a fault
             raise
-        except NotServed as error:
-            return await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
         except EngineError as error:
             refusal = error
         except StoreError as error:

@@ -29,7 +29,7 @@ from dualclaw import (
 from dualclaw.rpc import EngineServiceServicer
 from dualclaw_server.engine.store import Head, RunKey
 from dualclaw_server.servicers import validation
-from dualclaw_server.servicers.calls import Call, Calls, Context, NotServed
+from dualclaw_server.servicers.calls import Call, Calls, Context
 from dualclaw_server.servicers.runs import Runs
 from dualclaw_server.servicers.streams import Streams, check_position
 
@@ -76,12 +76,16 @@ class EngineServicer(EngineServiceServicer):
             yield nothing
 
     async def Resume(self, request: ResumeRequest, context: Context) -> AsyncIterator[ResumeResponse]:
-        """Refuse: this engine asks no questions yet, so there is nothing to answer."""
+        """Answer a run that asked and stream its next segment."""
 
         async def handle(call: Call) -> tuple[ResumeResponse, ...]:
             validation.resume_request(request)
-            await self._runs.store.head(RunKey(call.caller.tenant, request.run_id))
-            raise NotServed("Resume is not served by this version of the engine; its runs ask no questions")
+            created = await self._runs.resume(call.caller, request, call.trace)
+            check_position(created.head, created.first_seq - 1)
+            with self._runs.attached(created.head.key):
+                await _name(context, created.head)
+                await self._streams.segment(context, created.head, created.first_seq)
+            return ()
 
         for nothing in await self._calls.answer(context, handle):
             yield nothing

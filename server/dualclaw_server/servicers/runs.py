@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from dualclaw import Agent, Run, RunRequest
+from dualclaw import Agent, InterceptorInfo, ResumeRequest, Run, RunRequest
 from dualclaw_server.engine.caller import Caller, TraceParent
 from dualclaw_server.engine.store import Created, RunKey, RunStore
 
@@ -25,5 +25,13 @@ class Runs(Protocol):
     def attached(self, key: RunKey, *, starter: RunRequest | None = None) -> AbstractContextManager[None]:
         """Count as a reader of the run while the context lasts; ``starter`` is the request of who started it."""
 
-    def agents_info(self) -> Sequence[Agent]:
-        """Return the public records of all agents, the default agent first."""
+    async def resume(self, caller: Caller, request: ResumeRequest, trace: TraceParent) -> Created:
+        """Store answers to a run that asked and have it go on; the same request_id finds the segment it had begun."""
+
+    async def agents_info(self, caller: Caller) -> Sequence[Agent]:
+        """Return the public records of all agents as they are for the caller's tenant, the default agent first."""
+
+    async def set_interceptor_enabled(
+        self, caller: Caller, agent_name: str, name: str, *, enabled: bool
+    ) -> InterceptorInfo:
+        """Switch an interceptor of an agent for the caller's tenant."""

@@ -16,6 +16,7 @@ from dualclaw import BusyPolicy, Conversation, Message, Run, RunState
 from dualclaw_server.engine.store import (
     FINAL,
     MAX_QUEUED,
+    Answers,
     Claim,
     Created,
     Frame,
@@ -24,13 +25,19 @@ from dualclaw_server.engine.store import (
     NewRun,
     Page,
     RunKey,
-    RunMessage,
     Unavailable,
 )
 from dualclaw_server.stores import records
 from dualclaw_server.stores.bell import Bell
 from dualclaw_server.stores.live import MAX_PENDING, Live
-from dualclaw_server.stores.memory_state import Item, MemoryClaim, StoredConversation, StoredRun, StoredSignal, page_of
+from dualclaw_server.stores.memory_state import (
+    StoredConversation,
+    StoredMessage,
+    StoredRun,
+    StoredSignal,
+    page_of,
+)
+from dualclaw_server.stores.memory_work import Work
 from dualclaw_server.stores.records import INTERRUPTED, QUEUED, RUNNING, Clock
 
 
@@ -46,12 +53,12 @@ class MemoryStore:
         self._clock = clock
         self._live = Live(max_pending)
         self._bell = Bell(clock)
+        self._work = Work(clock, self._bell)
         self._callbacks: list[Callable[[RunKey], None]] = []
         self._opened = False
         self._numbers = 0
         self._conversations: dict[tuple[str, str], StoredConversation] = {}
         self._runs: dict[RunKey, StoredRun] = {}
-        self._awake: dict[StoredRun, None] = {}  # whatever a claim may find: an item in nobody's hand, or timers
         self._requests: dict[tuple[str, str], tuple[StoredRun, int, str]] = {}
         self._settings: dict[tuple[str, str], tuple[bytes, int]] = {}
 
@@ -66,11 +73,7 @@ class MemoryStore:
         self._opened = False
         self._live.close()
         self._bell.close()
-        for run in self._runs.values():
-            if run.item is not None and run.item.token:
-                run.item.token = 0
-                run.item.ready = self._clock()
-                self._awake[run] = None
+        self._work.release(self._runs.values())
 
     def _check_open(self) -> None:
         if not self._opened:
@@ -98,11 +101,8 @@ class MemoryStore:
         """Store a new run with its work item, or return the one its request_id already made."""
         self._check_open()
         tenant = new.key.tenant
-        if new.request_id and (known := self._requests.get((tenant, new.request_id))):
-            run, first_seq, fingerprint = known
-            if fingerprint != new.fingerprint:
-                raise records.request_id_reused(run.key.run_id)
-            return Created(run.head(), first_seq, existing=True)
+        if known := self._known(tenant, new.request_id, new.fingerprint):
+            return known
         if new.key in self._runs:
             raise ValueError("a run with this id exists")
         conversation = self._conversations.get((tenant, new.conversation_id))
@@ -131,11 +131,10 @@ class MemoryStore:
             created=now,
             updated=now,
             state=QUEUED,
-            messages={0: new.message.SerializeToString()},
+            messages={0: StoredMessage(new.message.SerializeToString())},
         )
         self._runs[new.key] = run
-        if new.request_id:
-            self._requests[tenant, new.request_id] = (run, 1, new.fingerprint)
+        self._remember(new.request_id, run, 1, new.fingerprint)
         conversation.updated = now
         if conversation.active is None:
             self._activate(run)
@@ -145,35 +144,26 @@ class MemoryStore:
             self._put_signal(rival, new.replace_signal, f"replace:{new.key.run_id}")
         return Created(run.head(), 1, existing=False)
 
+    def _known(self, tenant: str, request_id: str, fingerprint: str) -> Created | None:
+        """Return the segment that a request_id has begun; None when there is none, or no id."""
+        known = self._requests.get((tenant, request_id)) if request_id else None
+        if known is None:
+            return None
+        run, first_seq, earlier = known
+        if earlier != fingerprint:
+            raise records.request_id_reused(run.key.run_id)
+        return Created(run.head(), first_seq, existing=True)
+
+    def _remember(self, request_id: str, run: StoredRun, first_seq: int, fingerprint: str) -> None:
+        if request_id:
+            self._requests[run.key.tenant, request_id] = (run, first_seq, fingerprint)
+
     def _activate(self, run: StoredRun) -> None:
         run.state = RUNNING
         run.updated = records.micros(self._clock)
         run.conversation.active = run
-        self._show(run)
-        self._due(run, for_signal=False)
-
-    def _show(self, run: StoredRun) -> None:
-        """Make the run's messages part of the conversation, in the place it got when it became active."""
-        conversation = run.conversation
-        if not run.activation:
-            conversation.activations += 1
-            run.activation = conversation.activations
-        for position, message in run.messages.items():
-            conversation.messages[run.activation, position] = message
-
-    def _due(self, run: StoredRun, *, for_signal: bool) -> None:
-        """See that the run is delivered, now or after the delivery in hand."""
-        now = self._clock()
-        if run.item is None:
-            run.item = Item(ready=now)
-            self._awake[run] = None
-        elif not run.item.token:
-            run.item.ready = min(run.item.ready, now)
-        elif for_signal:
-            run.item.again_for_signal = True
-        else:
-            run.item.again = True
-        self._bell.ring(run.pool)
+        run.show()
+        self._work.make_due(run, for_signal=False)
 
     async def signal(self, key: RunKey, body: bytes, signal_id: str) -> bytes | None:
         """Put a wish into the run's inbox and wake it."""
@@ -185,10 +175,22 @@ class MemoryStore:
         if run.state in FINAL:
             return None
         run.inbox[signal_id] = StoredSignal(body)
-        self._due(run, for_signal=True)
+        self._work.make_due(run, for_signal=True)
         for callback in self._callbacks:
             asyncio.get_running_loop().call_soon(callback, run.key)
         return None
+
+    async def answer(self, answers: Answers) -> Created:
+        """Record that questions of a parked run are answered, put the signal into its inbox and wake it."""
+        run = self._run(answers.key)
+        if known := self._known(answers.key.tenant, answers.request_id, answers.fingerprint):
+            return known
+        head = run.head()
+        records.check_answers(answers, run.answered, head, signal_known=answers.signal_id in run.inbox)
+        run.answered.update(answers.interrupt_ids)
+        self._remember(answers.request_id, run, head.last_seq + 1, answers.fingerprint)
+        self._put_signal(run, answers.signal, answers.signal_id)
+        return Created(head, head.last_seq + 1, existing=False)
 
     def on_signal(self, callback: Callable[[RunKey], None]) -> None:
         """Have ``callback`` called whenever a signal reached a run's inbox."""
@@ -198,9 +200,7 @@ class MemoryStore:
         """Have the run claimed at ``at``, whatever else happens."""
         run = self._run(key)
         if run.state not in FINAL:
-            run.timers.add(at)
-            self._awake[run] = None
-            self._bell.ring_at(run.pool, at)
+            self._work.wake(run, at)
 
     async def claim(self, pool: str, worker: str, wait: float) -> Claim | None:
         """Return the next work item, waiting up to ``wait`` seconds for one."""
@@ -209,50 +209,9 @@ class MemoryStore:
         while True:
             self._check_open()
             ticket = self._bell.ticket(pool)
-            claim = self._try_claim(pool)
+            claim = self._work.claim(pool)
             if claim is not None or not await self._bell.wait(pool, ticket, deadline - loop.time()):
                 return claim
-
-    def _try_claim(self, pool: str) -> MemoryClaim | None:
-        now = self._clock()
-        runs = [run for run in self._awake if run.pool == pool]
-        for run in runs:
-            fired = {at for at in run.timers if at <= now}
-            run.timers -= fired
-            if fired:
-                self._due(run, for_signal=False)
-        items = sorted((run.item.ready, run.number, run) for run in runs if run.item is not None and not run.item.token)
-        ready = [run for due, _, run in items if due <= now]
-        times = [due for due, _, _ in items if due > now] + [at for run in runs for at in run.timers]
-        if times:
-            self._bell.ring_at(pool, min(times))
-        if not ready:
-            return None
-        if len(ready) > 1:
-            self._bell.ring(pool)
-        run = ready[0]
-        assert run.item is not None  # noqa: S101 - chosen for having one
-        run.item.token = self._number()
-        run.item.deliveries += 1
-        run.item.again = run.item.again_for_signal = False
-        if not run.timers:
-            del self._awake[run]
-        return MemoryClaim(run, run.item, self._ack, self._nak)
-
-    def _ack(self, run: StoredRun) -> None:
-        item = run.item
-        run.item = None
-        if item is not None and (item.again or (item.again_for_signal and (run.state != INTERRUPTED or run.unread()))):
-            self._due(run, for_signal=False)
-
-    def _nak(self, run: StoredRun, delay: float) -> None:
-        item = run.item
-        assert item is not None  # noqa: S101 - the claim is in hand
-        item.token = 0
-        item.ready = self._clock() + (0 if item.again or item.again_for_signal else delay)
-        item.again = item.again_for_signal = False
-        self._awake[run] = None
-        self._bell.ring_at(run.pool, item.ready)
 
     def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
         """Store a frame on top of version ``expect``; the awaitable is already done."""
@@ -283,31 +242,24 @@ class MemoryStore:
             run.checkpoint = frame.checkpoint
             run.checkpoint_seq = frame.last_seq
         for message in frame.messages:
-            run.messages[message.position] = message.message.SerializeToString()
-            if (run.activation, message.position) in run.conversation.messages:
-                run.conversation.messages[run.activation, message.position] = run.messages[message.position]
+            run.store_message(message)
         for signal_id in frame.signals:
             if signal := run.inbox.get(signal_id):
                 signal.taken = True
         if frame.run is not None:
             run.info = frame.run.SerializeToString()
         if state == INTERRUPTED or state in FINAL:
-            self._show(run)
+            run.show()
             run.conversation.updated = run.updated
         if state in FINAL:
-            self._end(run)
+            self._work.drop(run, held_too=False)
+            self._leave(run)
         if frame.count:
             self._live.publish(key, public)
         return run.version
 
-    def _end(self, run: StoredRun) -> None:
-        """Drop what could still wake the run, and start the one that waits behind it."""
-        run.timers.clear()
-        self._awake.pop(run, None)
-        if run.item is not None:
-            run.item.again = run.item.again_for_signal = False
-            if not run.item.token:
-                run.item = None
+    def _leave(self, run: StoredRun) -> None:
+        """Take a run that ended out of its conversation's order, and start the one that waits behind it."""
         conversation = run.conversation
         if run in conversation.queue:
             conversation.queue.remove(run)
@@ -328,7 +280,7 @@ class MemoryStore:
             run.record,
             run.checkpoint,
             run.checkpoint_seq,
-            tuple(RunMessage(position, Message.FromString(body)) for position, body in sorted(run.messages.items())),
+            run.own_messages(),
             run.unread(),
         )
 
@@ -382,8 +334,8 @@ class MemoryStore:
         if run is None:
             return
         self._requests = {name: known for name, known in self._requests.items() if known[0] is not run}
-        run.item = None
-        self._end(run)
+        self._work.drop(run, held_too=True)
+        self._leave(run)
         self._live.reread(key)
 
     async def get_conversation(self, tenant: str, conversation_id: str) -> Conversation:

@@ -1,4 +1,4 @@
-"""What MemoryStore holds of runs and conversations: plain values without rules of their own."""
+"""What MemoryStore holds of runs and conversations: plain values, and what each of them can do alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dualclaw import Conversation, RunState
-from dualclaw_server.engine.store import Frame, Head, InboxSignal, Page, RunKey
+from dualclaw import Conversation, Message, RunState
+from dualclaw_server.engine.store import Frame, Head, InboxSignal, Page, RunKey, RunMessage
 from dualclaw_server.stores import records
 from dualclaw_server.stores.pages import make_token, page_key, page_length
 
@@ -20,6 +20,14 @@ class StoredSignal:
 
     body: bytes
     taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message of a run; one with a scope is never part of the conversation."""
+
+    body: bytes
+    scope: str = ""
 
 
 @dataclass(slots=True)
@@ -76,10 +84,39 @@ class StoredRun:
     checkpoint: bytes = b""
     checkpoint_seq: int = 0
     frames: list[Frame] = field(default_factory=list)
-    messages: dict[int, bytes] = field(default_factory=dict)
+    messages: dict[int, StoredMessage] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    """Ids of the interrupts that have their answer."""
     inbox: dict[str, StoredSignal] = field(default_factory=dict)
     item: Item | None = None
     timers: set[float] = field(default_factory=set)
+
+    def store_message(self, message: RunMessage) -> None:
+        """Store or replace a message; one that people see already changes in its place, or goes with a scope."""
+        stored = StoredMessage(message.message.SerializeToString(), message.scope)
+        self.messages[message.position] = stored
+        shown = self.conversation.messages
+        place = (self.activation, message.position)
+        if stored.scope:
+            shown.pop(place, None)
+        elif place in shown:
+            shown[place] = stored.body
+
+    def show(self) -> None:
+        """Make its messages part of the conversation, in the place it got when it became active."""
+        if not self.activation:
+            self.conversation.activations += 1
+            self.activation = self.conversation.activations
+        for position, message in self.messages.items():
+            if not message.scope:
+                self.conversation.messages[self.activation, position] = message.body
+
+    def own_messages(self) -> tuple[RunMessage, ...]:
+        """Return all its messages by position, those with a scope too."""
+        return tuple(
+            RunMessage(position, Message.FromString(stored.body), stored.scope)
+            for position, stored in sorted(self.messages.items())
+        )
 
     def unread(self) -> tuple[InboxSignal, ...]:
         """Return the signals no frame has taken, in the order they came."""

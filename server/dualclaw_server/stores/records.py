@@ -6,11 +6,11 @@ hold without loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from dualclaw import Conversation, Run, RunState
 from dualclaw.errors import EngineError
-from dualclaw_server.engine.store import FINAL, Fenced, Frame, Sync
+from dualclaw_server.engine.store import FINAL, Answers, Fenced, Frame, Head, Sync
 
 Clock = Callable[[], float]
 """Seconds since the epoch; ``time.time`` in service, a hand-moved one in tests."""
@@ -30,6 +30,8 @@ def public_run(info: bytes, state: int, last_seq: int, created: int, updated: in
     """Return the public record with what the store knows better than its writer filled in."""
     run = Run.FromString(info)
     run.state = RunState.ValueType(state)
+    if state != INTERRUPTED:
+        run.ClearField("interrupts")
     run.last_seq = last_seq
     run.create_time.FromMicroseconds(created)
     run.update_time.FromMicroseconds(updated)
@@ -72,6 +74,33 @@ def next_state(
     if state == QUEUED and frame.state in (RUNNING, INTERRUPTED):
         raise ValueError("a queued run starts when the run before it ends, not by an append")
     return state if frame.state == QUEUED else frame.state
+
+
+def check_answers(answers: Answers, answered: Set[str], head: Head, *, signal_known: bool) -> None:
+    """Refuse answers that a run does not take. Nothing has been written yet.
+
+    An answered question comes first, whatever the state: who was second shall learn that, also when the run is
+    long finished. ``answered`` are the ids of the run's interrupts that have their answer; ``signal_known`` says
+    that its inbox has had a signal of that id.
+
+    Raises:
+        EngineError: ALREADY_ANSWERED, RUN_NOT_INTERRUPTED, UNKNOWN_INTERRUPT.
+        ValueError: the signal id was used before; a defect of the caller.
+    """
+    for name in answers.interrupt_ids:
+        if name in answered:
+            raise EngineError(
+                "ALREADY_ANSWERED", f"question {name[:100]!r} has its answer already", {"interrupt_id": name}
+            )
+    if head.state != INTERRUPTED:
+        state = RunState.Name(head.state).removeprefix("RUN_STATE_")
+        raise EngineError("RUN_NOT_INTERRUPTED", f"the run waits for no answer, it is {state}", {"state": state})
+    asked = {item.id for item in head.run.interrupts}
+    for name in answers.interrupt_ids:
+        if name not in asked:
+            raise EngineError("UNKNOWN_INTERRUPT", f"the run asks no question {name[:100]!r}", {"interrupt_id": name})
+    if signal_known:
+        raise ValueError(f"a signal of id {answers.signal_id!r} exists")
 
 
 def gone() -> Fenced:

@@ -25,6 +25,7 @@ from typing import Generic, TypeVar, cast
 
 from dualclaw import Conversation, Message, Run, RunState
 from dualclaw_server.engine.store import (
+    Answers,
     Claim,
     Created,
     Frame,
@@ -266,6 +267,10 @@ class SqliteStore:
     async def signal(self, key: RunKey, body: bytes, signal_id: str) -> bytes | None:
         """Put a wish into the run's inbox and wake it."""
         return await self._write(partial(sqlite_write.signal, key=key, body=body, signal_id=signal_id))
+
+    async def answer(self, answers: Answers) -> Created:
+        """Record that questions of a parked run are answered, put the signal into its inbox and wake it."""
+        return await self._write(partial(sqlite_write.answer, answers=answers))
 
     def on_signal(self, callback: Callable[[RunKey], None]) -> None:
         """Have ``callback`` called whenever a signal reached a run's inbox."""

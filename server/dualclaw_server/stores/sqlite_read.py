@@ -92,8 +92,10 @@ def load(connection: sqlite3.Connection, key: RunKey) -> Loaded:
         ).fetchone()
         checkpoint = connection.execute("SELECT seq, body, blob FROM checkpoints WHERE run = ?", (run,)).fetchone()
         body = _payload(connection, checkpoint[1], checkpoint[2]) if checkpoint else b""
-        messages = connection.execute("SELECT position, body FROM messages WHERE run = ? ORDER BY position", (run,))
-        own = tuple(RunMessage(position, Message.FromString(text)) for position, text in messages)
+        messages = connection.execute(
+            "SELECT position, body, scope FROM messages WHERE run = ? ORDER BY position", (run,)
+        )
+        own = tuple(RunMessage(position, Message.FromString(text), scope) for position, text, scope in messages)
         inbox = connection.execute("SELECT signal_id, body FROM inbox WHERE run = ? AND NOT taken ORDER BY id", (run,))
         unread = tuple(InboxSignal(*signal) for signal in inbox)
     return Loaded(at, record, body, checkpoint[0] if checkpoint else 0, own, unread)

@@ -11,6 +11,9 @@ Reasons for the layout:
 - Bodies above 256 KiB are in ``blobs``, by their hash, counted: equal ones are stored once.
 - ``work`` has one row per run that is to be delivered. ``ready`` is when it may be claimed: its time if
   nobody holds it (token NULL), else the end of the lease. So one index finds both.
+- ``answers`` remembers which interrupts have their answer, apart from the inbox that brings it to the run: its
+  key is what lets exactly one of two approvers win.
+- ``messages.visible`` says that people see it, from park or end on; never of one with a ``scope``.
 - Ids are never used again (AUTOINCREMENT): a message may outlive its run.
 - Times: microseconds since the epoch in INTEGER, seconds in REAL.
 """
@@ -135,6 +138,14 @@ MIGRATIONS: tuple[str, ...] = (
         value BLOB NOT NULL,
         revision INTEGER NOT NULL,
         PRIMARY KEY (tenant, name)
+    ) STRICT, WITHOUT ROWID;
+    """,
+    """
+    ALTER TABLE messages ADD COLUMN scope TEXT NOT NULL DEFAULT '';
+    CREATE TABLE answers (
+        run INTEGER NOT NULL,
+        interrupt_id TEXT NOT NULL,
+        PRIMARY KEY (run, interrupt_id)
     ) STRICT, WITHOUT ROWID;
     """,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualclaw import BusyPolicy
-from dualclaw_server.engine.store import FINAL, MAX_QUEUED, Created, Frame, NewRun, RunKey
+from dualclaw_server.engine.store import FINAL, MAX_QUEUED, Answers, Created, Frame, NewRun, RunKey
 from dualclaw_server.stores import records, sqlite_work
 from dualclaw_server.stores.records import INTERRUPTED, QUEUED, RUNNING
 from dualclaw_server.stores.sqlite_transaction import Position, Transaction
@@ -12,17 +12,8 @@ from dualclaw_server.stores.sqlite_transaction import Position, Transaction
 def create(tx: Transaction, new: NewRun) -> Created:
     """Store a new run with its work item, or return the one its request_id already made."""
     connection, tenant = tx.connection, new.key.tenant
-    if new.request_id:
-        known = connection.execute(
-            "SELECT run, first_seq, fingerprint FROM requests WHERE tenant = ? AND request_id = ?",
-            (tenant, new.request_id),
-        ).fetchone()
-        if known is not None:
-            run, first_seq, fingerprint = known
-            head = tx.head(run)
-            if fingerprint != new.fingerprint:
-                raise records.request_id_reused(head.key.run_id)
-            return Created(head, first_seq, existing=True)
+    if known := _known(tx, tenant, new.request_id, new.fingerprint):
+        return known
     if tx.position(new.key) is not None:
         raise ValueError("a run with this id exists")
     conversation, active = _conversation(tx, new)
@@ -57,17 +48,37 @@ def create(tx: Transaction, new: NewRun) -> Created:
         "INSERT INTO messages (run, position, conversation, activation, visible, body) VALUES (?, 0, ?, 0, 0, ?)",
         (run, conversation, new.message.SerializeToString()),
     )
-    if new.request_id:
-        connection.execute(
-            "INSERT INTO requests (tenant, request_id, run, first_seq, fingerprint) VALUES (?, ?, ?, 1, ?)",
-            (tenant, new.request_id, run, new.fingerprint),
-        )
+    _remember(tx, tenant, new.request_id, run, 1, new.fingerprint)
     connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, conversation))
     if active is None:
         _activate(tx, run, new.key, conversation, new.pool)
     for rival, rival_id in rivals:
         signal(tx, RunKey(tenant, rival_id), new.replace_signal, f"replace:{new.key.run_id}", rival)
     return Created(tx.head(run), 1, existing=False)
+
+
+def _known(tx: Transaction, tenant: str, request_id: str, fingerprint: str) -> Created | None:
+    """Return the segment that a request_id has begun; None when there is none, or no id."""
+    if not request_id:
+        return None
+    row = tx.connection.execute(
+        "SELECT run, first_seq, fingerprint FROM requests WHERE tenant = ? AND request_id = ?", (tenant, request_id)
+    ).fetchone()
+    if row is None:
+        return None
+    run, first_seq, earlier = row
+    head = tx.head(run)
+    if earlier != fingerprint:
+        raise records.request_id_reused(head.key.run_id)
+    return Created(head, first_seq, existing=True)
+
+
+def _remember(tx: Transaction, tenant: str, request_id: str, run: int, first_seq: int, fingerprint: str) -> None:
+    if request_id:
+        tx.connection.execute(
+            "INSERT INTO requests (tenant, request_id, run, first_seq, fingerprint) VALUES (?, ?, ?, ?, ?)",
+            (tenant, request_id, run, first_seq, fingerprint),
+        )
 
 
 def _insert(tx: Transaction, statement: str, values: tuple[object, ...]) -> int:
@@ -110,8 +121,13 @@ def _activate(tx: Transaction, run: int, key: RunKey, conversation: int, pool: s
     tx.connection.execute("UPDATE heads SET updated = ? WHERE run = ?", (tx.micros, run))
     tx.connection.execute("UPDATE conversations SET active = ? WHERE id = ?", (run, conversation))
     _give_place(tx, run, conversation)
-    tx.connection.execute("UPDATE messages SET visible = 1 WHERE run = ?", (run,))
+    _show(tx, run)
     sqlite_work.make_due(tx, run, pool, sqlite_work.FOR_CERTAIN)
+
+
+def _show(tx: Transaction, run: int) -> None:
+    """Make a run's messages part of the conversation."""
+    tx.connection.execute("UPDATE messages SET visible = 1 WHERE run = ? AND scope = ''", (run,))
 
 
 def _give_place(tx: Transaction, run: int, conversation: int) -> None:
@@ -133,19 +149,42 @@ def signal(tx: Transaction, key: RunKey, body: bytes, signal_id: str, run: int |
     if row is None:
         raise records.unknown_run()
     run, state, pool = row
-    earlier = tx.connection.execute(
-        "SELECT body FROM inbox WHERE run = ? AND signal_id = ?", (run, signal_id)
-    ).fetchone()
-    if earlier is not None:
-        return bytes(earlier[0])
-    if state in FINAL:
-        return None
+    earlier = _signalled(tx, run, signal_id)
+    if earlier is not None or state in FINAL:
+        return earlier
     tx.connection.execute(
         "INSERT INTO inbox (run, signal_id, body, owner) VALUES (?, ?, ?, ?)", (run, signal_id, body, tx.owner)
     )
     sqlite_work.make_due(tx, run, pool, sqlite_work.FOR_SIGNAL)
     tx.effects.signals.append(key)
     return None
+
+
+def _signalled(tx: Transaction, run: int, signal_id: str) -> bytes | None:
+    row = tx.connection.execute("SELECT body FROM inbox WHERE run = ? AND signal_id = ?", (run, signal_id)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def answer(tx: Transaction, answers: Answers) -> Created:
+    """Record that questions of a parked run are answered, put the signal into its inbox and wake it."""
+    connection, key = tx.connection, answers.key
+    at = tx.position(key)
+    if at is None:
+        raise records.unknown_run()
+    if known := _known(tx, key.tenant, answers.request_id, answers.fingerprint):
+        return known
+    head = tx.head(at.run)
+    rows = connection.execute("SELECT interrupt_id FROM answers WHERE run = ?", (at.run,))
+    answered = {interrupt_id for (interrupt_id,) in rows}
+    signal_known = _signalled(tx, at.run, answers.signal_id) is not None
+    records.check_answers(answers, answered, head, signal_known=signal_known)
+
+    # Refused no more; from here on everything is written.
+    for interrupt_id in dict.fromkeys(answers.interrupt_ids):
+        connection.execute("INSERT INTO answers (run, interrupt_id) VALUES (?, ?)", (at.run, interrupt_id))
+    _remember(tx, key.tenant, answers.request_id, at.run, head.last_seq + 1, answers.fingerprint)
+    signal(tx, key, answers.signal, answers.signal_id, at.run)
+    return Created(head, head.last_seq + 1, existing=False)
 
 
 def append(tx: Transaction, key: RunKey, frame: Frame, expect: int) -> int:
@@ -171,7 +210,7 @@ def append(tx: Transaction, key: RunKey, frame: Frame, expect: int) -> int:
     if state == INTERRUPTED or state in FINAL:
         if not at.activation:
             _give_place(tx, at.run, at.conversation)
-        tx.connection.execute("UPDATE messages SET visible = 1 WHERE run = ?", (at.run,))
+        _show(tx, at.run)
         tx.connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, at.conversation))
     if state in FINAL:
         sqlite_work.drop(tx, at.run, held_too=False)
@@ -191,9 +230,17 @@ def _store_parts(tx: Transaction, at: Position, frame: Frame) -> None:
         )
     for message in frame.messages:
         connection.execute(
-            "INSERT INTO messages (run, position, conversation, activation, visible, body) VALUES (?, ?, ?, ?, 0, ?)"
-            " ON CONFLICT (run, position) DO UPDATE SET body = excluded.body",
-            (at.run, message.position, at.conversation, at.activation, message.message.SerializeToString()),
+            "INSERT INTO messages (run, position, conversation, activation, visible, body, scope)"
+            " VALUES (?, ?, ?, ?, 0, ?, ?) ON CONFLICT (run, position) DO UPDATE SET"
+            " visible = visible AND excluded.scope = '', body = excluded.body, scope = excluded.scope",
+            (
+                at.run,
+                message.position,
+                at.conversation,
+                at.activation,
+                message.message.SerializeToString(),
+                message.scope,
+            ),
         )
     for signal_id in frame.signals:
         connection.execute("UPDATE inbox SET taken = 1 WHERE run = ? AND signal_id = ?", (at.run, signal_id))
@@ -240,7 +287,7 @@ def _purge(tx: Transaction, run: int, key: RunKey) -> None:
     ).fetchall():
         tx.drop_blob(blob)
     _drop_checkpoint_blob(tx, run)
-    for table in ("frames", "checkpoints", "inbox", "requests", "heads"):
+    for table in ("frames", "checkpoints", "inbox", "answers", "requests", "heads"):
         tx.connection.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names from the line above
     tx.connection.execute("DELETE FROM runs WHERE id = ?", (run,))
     tx.effects.gone.append(key)

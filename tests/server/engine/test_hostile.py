@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from dualclaw import ContentPart, Media, Message, Role, RunState, StopReason, Usage
-from dualclaw_server.engine.act import MAX_DETAIL, MAX_RESULT
-from dualclaw_server.engine.agent import Agent
-from dualclaw_server.engine.model import ModelChunk, ModelRequest, ModelResponse, TextDelta, ToolSpec
+from dualclaw_server.engine.agent import Agent, Limits
+from dualclaw_server.engine.model import ModelChunk, ModelRequest, ModelResponse, ModelTraits, TextDelta, ToolSpec
+from dualclaw_server.engine.observations import MAX_DETAIL
 from dualclaw_server.engine.store import RunStore
 from dualclaw_server.engine.tool import Tool, ToolOutput, ToolRaised, tool
 
@@ -105,7 +105,7 @@ async def test_no_result_is_too_large_for_a_stream(open_engine: Opener) -> None:
 
     @tool(effect="read")
     async def many() -> ToolOutput:
-        return ToolOutput([ContentPart(text="y" * MAX_RESULT)] * 50)
+        return ToolOutput([ContentPart(text="y" * Limits().max_result)] * 50)
 
     @tool(effect="read")
     async def data() -> ToolOutput:
@@ -118,7 +118,7 @@ async def test_no_result_is_too_large_for_a_stream(open_engine: Opener) -> None:
     asked = await engine.ask("go")
     failed, cut, image = asked.view.process_steps
     assert len(failed.diagnosis.detail) == MAX_DETAIL
-    assert MAX_RESULT <= len(cut.result) <= MAX_RESULT + 100
+    assert Limits().max_result <= len(cut.result) <= Limits().max_result + 100
     assert cut.diagnosis.code == "result.truncated"
     assert image.result == "[image/png]"
 
@@ -155,6 +155,7 @@ class OddModel:
     """A model whose stream the test writes."""
 
     name = "odd"
+    traits = ModelTraits()
 
     def __init__(self, *chunks: ModelChunk | BaseException) -> None:
         self._chunks = chunks

@@ -99,7 +99,7 @@ async def test_callers_only_lower_the_step_limit(open_engine: Opener) -> None:
     with pytest.raises(FieldError) as refused:
         await engine.start("go", options=RunOptions(max_steps=6, model="other"))
     assert set(refused.value.fields) == {"options.max_steps", "options.model"}
-    with pytest.raises(EngineError, match="no interceptor 'hitl'") as switched:
+    with pytest.raises(EngineError, match="Interceptor 'hitl' of agent a cannot be switched") as switched:
         await engine.start("go", options=RunOptions(interceptors={"hitl": False}))
     assert switched.value.reason == "NOT_SWITCHABLE"
 

@@ -9,10 +9,14 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
+from dualclaw_server.engine.checkpoint import Checkpoint, RunRecord
+from dualclaw_server.engine.store import RunKey
 from dualclaw_server.engine.tool import Tool, ToolContext, ToolOutput, as_parts, tool
+from dualclaw_server.engine.trace import Trace
 from dualclaw_server.tools.assistant import calculate, current_time
 
-CONTEXT = ToolContext("t", "s", "r", "c", "call", "key", {"a": "b"})
+TRACE = Trace(RunKey("t", "r"), RunRecord(), Checkpoint(), (), ())
+CONTEXT = ToolContext("t", "s", "r", "c", "call", "key", {"a": "b"}, TRACE)
 
 
 @dataclasses.dataclass
@@ -80,7 +84,7 @@ def test_arguments_that_do_not_fit_are_named(args: dict[str, object], part: str)
 async def test_values_arrive_as_their_python_types() -> None:
     """JSON data is converted to the types of the signature before the function sees it."""
     assert weather.problem({"place": {"city": "Köln"}, "days": 2}) == ""
-    parts = await weather.call({"place": {"city": "Köln"}, "days": 2}, CONTEXT)
+    parts = (await weather.call({"place": {"city": "Köln"}, "days": 2}, CONTEXT)).parts
     assert parts[0].text == '{"city": "Köln", "days": 2, "unit": "C"}'
 
 
@@ -92,7 +96,7 @@ async def test_context_is_given_and_hidden_from_the_schema() -> None:
         return f"{context.tenant}/{context.idempotency_key}"
 
     assert "context" not in json.loads(who.parameters_json)["properties"]
-    assert (await who.call({}, CONTEXT))[0].text == "t/key"
+    assert (await who.call({}, CONTEXT)).parts[0].text == "t/key"
 
 
 async def test_plain_functions_run_beside_the_event_loop() -> None:
@@ -104,7 +108,7 @@ async def test_plain_functions_run_beside_the_event_loop() -> None:
         seen.append(threading.current_thread())
         return "done"
 
-    assert (await slow.call({}, CONTEXT))[0].text == "done"
+    assert (await slow.call({}, CONTEXT)).parts[0].text == "done"
     assert seen[0] is not threading.main_thread()
     assert seen[0].daemon
 
@@ -177,7 +181,7 @@ def test_unusable_tools_are_refused_when_made() -> None:
 )
 async def test_calculator_calculates(expression: str, result: str) -> None:
     """The shipped calculator is exact for integers and knows its operators."""
-    assert (await calculate.call({"expression": expression}, CONTEXT))[0].text == result
+    assert (await calculate.call({"expression": expression}, CONTEXT)).parts[0].text == result
 
 
 @pytest.mark.parametrize(
@@ -201,8 +205,8 @@ async def test_calculator_refuses_what_is_no_arithmetic(expression: str, problem
 
 async def test_clock_knows_zones() -> None:
     """The shipped clock tells zones apart and names one it does not know."""
-    assert (await current_time.call({}, CONTEXT))[0].text.endswith("+00:00")
-    assert (await current_time.call({"timezone": "Asia/Shanghai"}, CONTEXT))[0].text.endswith("+08:00")
+    assert (await current_time.call({}, CONTEXT)).parts[0].text.endswith("+00:00")
+    assert (await current_time.call({"timezone": "Asia/Shanghai"}, CONTEXT)).parts[0].text.endswith("+08:00")
     for zone in ("Mars/Base", "../etc/passwd"):
         with pytest.raises(Exception, match="no time zone"):
             await current_time.call({"timezone": zone}, CONTEXT)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Role, Run, RunResponse, RunState
-from dualclaw_server.engine.store import Claim, Frame, NewRun, RunKey, RunMessage, RunStore
+from dualclaw import BusyPolicy, Delta, EngineEvent, InterruptItem, Message, Role, Run, RunResponse, RunState
+from dualclaw_server.engine.store import Answers, Claim, Frame, NewRun, RunKey, RunMessage, RunStore
 from dualclaw_server.stores.memory import MemoryStore
 from dualclaw_server.stores.sqlite import SqliteStore
 
@@ -55,6 +55,14 @@ class Make:
         )
         return replace(new, **changes)
 
+    def answers(self, key: RunKey, *interrupt_ids: str, signal_id: str = "", request_id: str = "") -> Answers:
+        """Answers with a signal id of their own: that of the questions, unless it is given."""
+        name = signal_id or f"answer:{','.join(interrupt_ids)}"
+        return Answers(key, interrupt_ids, name, name.encode(), request_id, "print")
+
+    def run(self, name: str, *interrupt_ids: str) -> Run:
+        return Run(id=name, agent="helper", interrupts=[InterruptItem(id=one) for one in interrupt_ids])
+
     def message(self, message_id: str, role: Role.ValueType = Role.ROLE_ASSISTANT) -> Message:
         return Message(id=message_id, role=role)
 
@@ -87,11 +95,17 @@ class LogWriter:
     async def add(self, count: int = 1, **changes: Any) -> int:
         return await asyncio.wait_for(self.send(count, **changes), 10)
 
-    async def park(self, *ids: str) -> None:
-        await self.add(state=INTERRUPTED, messages=self.messages(*ids), ends_segment=True)
+    async def park(self, *ids: str, asks: Sequence[str] = (), **changes: Any) -> None:
+        changes.setdefault("messages", self.messages(*ids))
+        run = self.make.run(self.key.run_id, *asks)
+        await self.add(state=INTERRUPTED, run=run, ends_segment=True, **changes)
 
-    async def end(self, *ids: str, state: RunState.ValueType = SUCCEEDED) -> None:
-        await self.add(state=state, messages=self.messages(*ids), ends_segment=True)
+    async def go_on(self, epoch: int, **changes: Any) -> None:
+        """Claim a parked run as a worker does: a frame without events, with the next epoch."""
+        await self.add(0, epoch=epoch, run=self.make.run(self.key.run_id), durable=True, **changes)
+
+    async def end(self, *ids: str, state: RunState.ValueType = SUCCEEDED, **changes: Any) -> None:
+        await self.add(state=state, messages=self.messages(*ids), ends_segment=True, **changes)
 
     def messages(self, *ids: str) -> tuple[RunMessage, ...]:
         return tuple(RunMessage(1 + at, self.make.message(name)) for at, name in enumerate(ids))

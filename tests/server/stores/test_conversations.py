@@ -30,6 +30,58 @@ async def test_messages_show_when_the_run_parks_or_ends(store, make, writer):
     assert await seen(store) == ["r1-0", "call", "result", "answer"]
 
 
+async def test_a_result_that_comes_after_a_park_stands_at_its_own_position(store, make, writer):
+    """Two calls, one waits for a person: its result, written after the pause, comes before its finished sibling's."""
+    await store.create(make.new("r1", "c"))
+    log = writer(store, make.key("r1"))
+    await log.park(messages=(RunMessage(1, make.message("calls")), RunMessage(3, make.message("second result"))))
+    assert await seen(store) == ["r1-0", "calls", "second result"]
+    await log.go_on(2)
+    await log.add(1, epoch=2, messages=(RunMessage(2, make.message("first result")),))
+    assert await seen(store) == ["r1-0", "calls", "second result"]
+    await log.add(1, epoch=2, state=SUCCEEDED, messages=(RunMessage(4, make.message("answer")),))
+    in_order = ["r1-0", "calls", "first result", "second result", "answer"]
+    assert await seen(store) == in_order
+    await store.create(make.new("r2", "c"))
+    assert [message.id for message in await store.history("acme", "c", "r2")] == in_order
+
+
+async def test_messages_of_a_sub_agent_stay_with_the_run(store, make, writer):
+    """A worker gets them back with their scope, in place; people and later runs never see them."""
+    await store.create(make.new("r1", "c"))
+    log = writer(store, make.key("r1"))
+    messages = (
+        RunMessage(1, make.message("call")),
+        RunMessage(2, make.message("inner"), "call_1"),
+        RunMessage(3, make.message("inner answer"), "call_1"),
+        RunMessage(4, make.message("result")),
+    )
+    await log.add(0, messages=messages[2:])
+    await log.park(messages=messages[:2])
+    own = (await store.load(log.key)).messages
+    assert own[1:] == messages
+    assert await seen(store) == ["r1-0", "call", "result"]
+    await log.go_on(2)
+    await log.end(epoch=2)
+    await store.create(make.new("r2", "c"))
+    assert await seen(store) == ["r1-0", "call", "result", "r2-0"]
+    assert [message.id for message in await store.history("acme", "c", "r2")] == ["r1-0", "call", "result"]
+    await store.delete(log.key)
+    assert await seen(store) == ["r1-0", "call", "result", "r2-0"]
+
+
+async def test_a_message_that_gets_or_loses_its_scope_is_hidden_or_shown(store, make, writer):
+    """A step done anew may put another message into a place: what counts is the one that is there now."""
+    await store.create(make.new("r1", "c"))
+    log = writer(store, make.key("r1"))
+    await log.park(messages=(RunMessage(1, make.message("a")), RunMessage(2, make.message("b"), "call_1")))
+    await log.add(0, messages=(RunMessage(1, make.message("a2"), "call_1"), RunMessage(2, make.message("b2"))))
+    assert await seen(store) == ["r1-0"]
+    await log.end()
+    assert await seen(store) == ["r1-0", "b2"]
+    assert [message.scope for message in (await store.load(log.key)).messages] == ["", "call_1", ""]
+
+
 async def test_messages_are_ordered_by_activation_not_by_creation(store, make, writer):
     """A queued question comes after the answer it waited for, and shows when its run starts."""
     await store.create(make.new("r1", "c"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,29 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Run, RunResponse, RunState
+from dualclaw import BusyPolicy, Delta, EngineEvent, InterruptItem, Message, Run, RunResponse, RunState
 from dualclaw.errors import EngineError
-from dualclaw_server.engine.store import Claim, Frame, NewRun, RunKey, RunMessage, RunStore, StoreError, Sync
+from dualclaw_server.engine.store import (
+    Answers,
+    Claim,
+    Frame,
+    NewRun,
+    RunKey,
+    RunMessage,
+    RunStore,
+    StoreError,
+    Sync,
+)
 from dualclaw_server.stores.memory import MemoryStore
 from dualclaw_server.stores.sqlite import SqliteStore
 
 NAMES = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
 TENANTS = st.sampled_from(["t", "u"])
 CONVERSATIONS = st.sampled_from(["c", "d"])
+QUESTIONS = st.lists(st.sampled_from(["i1", "i2", "i3"]), max_size=3)
+MESSAGES = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from(["", "", "call_1"])), max_size=2, unique_by=lambda message: message[0]
+)
 STATES = st.sampled_from([state for state in RunState.values() if state])
 
 
@@ -41,10 +55,15 @@ class Stores(RuleBasedStateMachine):
         self.claims: list[tuple[Claim, Claim]] = []
         self.keys: set[RunKey] = set()
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(parked=st.integers(0, 3))
+    def open(self, parked: int) -> None:
+        """Begin with runs, some of them parked: from nothing, random steps seldom get as far as an answer."""
         for store in self.pair:
             self.runner.run(store.open())
+        for n in range(3):
+            self.create("tu"[n // 2], f"r{n + 1}", "cd"[n % 2], BusyPolicy.BUSY_POLICY_QUEUE, "", "f", True)
+            if n < parked:
+                self.park(n, ["i1", "i2"], [(1, ""), (2, "call_1")])
 
     def teardown(self) -> None:
         for store in self.pair:
@@ -52,15 +71,10 @@ class Stores(RuleBasedStateMachine):
         self.undo.close()
 
     def both(self, do: Callable[[RunStore], Awaitable[Any]]) -> list[Any]:
-        async def outcome(store: RunStore) -> Any:
-            try:
-                return await asyncio.wait_for(do(store), 10)
-            except EngineError as error:
-                return error.reason, dict(error.metadata)
-            except (StoreError, ValueError) as error:
-                return type(error)
+        async def called(store: RunStore) -> Any:
+            return await outcome(do(store))
 
-        return [self.runner.run(outcome(store)) for store in self.pair]
+        return [self.runner.run(called(store)) for store in self.pair]
 
     def same(self, do: Callable[[RunStore], Awaitable[Any]]) -> Any:
         reference, tested = self.both(do)
@@ -100,35 +114,34 @@ class Stores(RuleBasedStateMachine):
         )
 
     @rule(
-        tenant=TENANTS,
-        name=NAMES,
+        at=st.integers(0, 9),
         count=st.integers(0, 3),
         state=STATES | st.just(RunState.RUN_STATE_RUNNING),
         wrong=st.sampled_from([0, 0, 0, 0, 1, -1]),
         gap=st.sampled_from([0, 0, 0, 0, 1]),
         epoch=st.sampled_from([1, 1, 1, 2]),
         checkpoint=st.sampled_from([b"", b"one", b"two", b"x" * 300_000]),
-        messages=st.lists(st.integers(0, 4), max_size=2, unique=True),
+        messages=MESSAGES,
         signals=st.lists(st.sampled_from(["s1", "s2", "replace:r2"]), max_size=2),
         marks=st.tuples(st.booleans(), st.booleans(), st.sampled_from(Sync)),
         record=st.booleans(),
     )
     def append(
         self,
-        tenant: str,
-        name: str,
+        at: int,
         count: int,
         state: Any,
         wrong: int,
         gap: int,
         epoch: int,
         checkpoint: bytes,
-        messages: list[int],
+        messages: list[tuple[int, str]],
         signals: list[str],
         marks: tuple[bool, bool, Sync],
         record: bool,
     ) -> None:
-        key = RunKey(tenant, name)
+        key = self.pick(at, *RunState.values())
+        name = key.run_id
 
         async def append(store: RunStore) -> int:
             try:
@@ -146,7 +159,7 @@ class Stores(RuleBasedStateMachine):
                 durable=marks[0],
                 ends_segment=marks[1],
                 checkpoint=checkpoint,
-                messages=tuple(RunMessage(n, Message(id=f"{name}-{n}-{version}")) for n in messages),
+                messages=tuple(RunMessage(n, Message(id=f"{name}-{n}-{version}"), scope) for n, scope in messages),
                 signals=tuple(signals),
                 run=Run(id=name, agent=f"at {version}") if record else None,
                 sync=marks[2],
@@ -154,6 +167,55 @@ class Stores(RuleBasedStateMachine):
             return await store.append(key, frame, version + wrong)
 
         self.same(append)
+
+    def pick(self, at: int, *states: RunState.ValueType) -> RunKey:
+        """Return a run in one of the states, so that rare ones are met; any name when there is none."""
+        wanted = []
+        for key in sorted(self.keys, key=lambda key: (key.tenant, key.run_id)):
+            with suppress(EngineError):
+                if self.runner.run(self.pair[0].head(key)).state in states:
+                    wanted.append(key)
+        return wanted[at % len(wanted)] if wanted else RunKey("t", f"r{at % 5 + 1}")
+
+    @rule(at=st.integers(0, 9), asks=QUESTIONS, messages=MESSAGES)
+    def park(self, at: int, asks: list[str], messages: list[tuple[int, str]]) -> None:
+        key = self.pick(at, RunState.RUN_STATE_RUNNING, RunState.RUN_STATE_INTERRUPTED)
+        name = key.run_id
+
+        async def park(store: RunStore) -> int:
+            head = await store.head(key)
+            frame = Frame(
+                head.epoch + 1,
+                head.last_seq + 1,
+                0,
+                b"",
+                RunState.RUN_STATE_INTERRUPTED,
+                messages=tuple(RunMessage(n, Message(id=f"{name}-{n}-p"), scope) for n, scope in messages),
+                run=Run(id=name, interrupts=[InterruptItem(id=one) for one in asks]),
+            )
+            return await store.append(key, frame, head.version)
+
+        self.same(park)
+
+    @rule(
+        at=st.integers(0, 9),
+        anyone=st.sampled_from([False, False, False, True]),
+        said=st.lists(
+            st.tuples(
+                QUESTIONS,
+                st.sampled_from(["s1", "a1", "a2", "a3"]),
+                st.sampled_from(["", "", "q1", "q2"]),
+                st.sampled_from(["f", "f", "g"]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+    )
+    def answer(self, at: int, anyone: bool, said: list[tuple[list[str], str, str, str]]) -> None:
+        key = self.pick(at, *(RunState.values() if anyone else [RunState.RUN_STATE_INTERRUPTED]))
+        for questions, signal_id, request_id, fingerprint in said:
+            answers = Answers(key, tuple(questions), signal_id, b"answer", request_id, fingerprint)
+            self.same(lambda store, answers=answers: store.answer(answers))
 
     @rule(tenant=TENANTS, name=NAMES, signal_id=st.sampled_from(["s1", "s2"]), body=st.binary(max_size=3))
     def signal(self, tenant: str, name: str, signal_id: str, body: bytes) -> None:
@@ -204,19 +266,36 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def everything_reads_the_same(self) -> None:
-        for key in sorted(self.keys, key=lambda key: (key.tenant, key.run_id)):
-            self.same(lambda store, key=key: store.load(key))
-            self.same(lambda store, key=key: store.read(key, 2))
+        reference, tested = (self.runner.run(asyncio.wait_for(self.everything(store), 30)) for store in self.pair)
+        assert reference == tested
         for tenant in ("t", "u"):
-            runs = self.same(
-                lambda store, tenant=tenant: _items(store.list_runs, tenant, states=(), conversation_id="")
-            )
-            active = self.same(lambda store, tenant=tenant: _items(store.list_conversations, tenant))
+            running = [run for run in reference[tenant, "runs"] if run.state in (2, 3)]
+            active = [it for it in reference[tenant, "conversations"] if it.active_run_id]
+            assert len(running) == len(active)
+
+    async def everything(self, store: RunStore) -> dict[tuple[str, ...], Any]:
+        """Read all there is; one journey for both, because each call by itself would cost a step most of its time."""
+        found: dict[tuple[str, ...], Any] = {}
+        for key in self.keys:
+            found[key.tenant, key.run_id, "load"] = await outcome(store.load(key))
+            found[key.tenant, key.run_id, "read"] = await outcome(store.read(key, 2))
+        for tenant in ("t", "u"):
+            found[tenant, "runs"] = await _items(store.list_runs, tenant, states=(), conversation_id="")
+            found[tenant, "conversations"] = await _items(store.list_conversations, tenant)
             for name in ("c", "d"):
-                self.same(lambda store, tenant=tenant, name=name: _items(store.list_messages, tenant, name))
-                self.same(lambda store, tenant=tenant, name=name: store.history(tenant, name, "r1"))
-            running = [run for run in runs if run.state in (2, 3)]
-            assert len(running) == sum(bool(conversation.active_run_id) for conversation in active)
+                found[tenant, name, "messages"] = await outcome(_items(store.list_messages, tenant, name))
+                found[tenant, name, "history"] = await outcome(store.history(tenant, name, "r1"))
+        return found
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    """Return what a call gives, its refusal included."""
+    try:
+        return await asyncio.wait_for(call, 10)
+    except EngineError as error:
+        return error.reason, dict(error.metadata)
+    except (StoreError, ValueError) as error:
+        return type(error)
 
 
 async def _items(listing: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
@@ -228,7 +307,7 @@ def test_sqlite_answers_like_the_reference() -> None:
     run_state_machine_as_test(
         Stores,
         settings=settings(
-            max_examples=25,
+            max_examples=40,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

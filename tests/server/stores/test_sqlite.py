@@ -50,7 +50,7 @@ async def test_text_frames_gather_but_the_first_after_a_quiet_time_goes_at_once(
 
 
 async def test_the_sync_level_is_set_before_begin_to_the_strongest_need(sqlite, make, writer):
-    """FULL for create, signals and frames that ask for it; NORMAL for text; never inside a transaction."""
+    """FULL for create, signals, answers and frames that ask for it; NORMAL for text; never inside a transaction."""
     statements = []
     connection = sqlite._parts.writer._tx.connection
     await sqlite.create(make.new("r1"))
@@ -72,6 +72,10 @@ async def test_the_sync_level_is_set_before_begin_to_the_strongest_need(sqlite, 
     assert levels() == ["BEGIN IMMEDIATE", "COMMIT"] * 2
     await log.add()
     assert levels() == ["NORMAL", "BEGIN IMMEDIATE", "COMMIT"]
+    await log.park(asks=["i1"])
+    levels()
+    await sqlite.answer(make.answers(log.key, "i1"))
+    assert levels() == ["FULL", "BEGIN IMMEDIATE", "COMMIT"]
     connection.set_trace_callback(None)
 
 
@@ -110,6 +114,7 @@ async def test_a_closed_store_is_unavailable(sqlite, make):
         following,
         sqlite.head(make.key("r1")),
         sqlite.create(make.new("r2")),
+        sqlite.answer(make.answers(make.key("r1"), "i1")),
         sqlite.append(make.key("r1"), make.frame(1), 0),
         anext(sqlite.follow(make.key("r1"), 0)),
     ):

@@ -15,7 +15,8 @@ from dualclaw_server.stores import SqliteStore
 WORKER = """
 import asyncio, sys
 from dualclaw import BusyPolicy, Delta, EngineEvent, Message, Run, RunResponse, RunState
-from dualclaw_server.engine.store import Frame, NewRun, RunKey
+from dualclaw.errors import EngineError
+from dualclaw_server.engine.store import Answers, Frame, NewRun, RunKey
 from dualclaw_server.stores import SqliteStore
 
 def frame(seq):
@@ -38,6 +39,15 @@ async def main(path, job):
         for line in sys.stdin:
             head = await store.head(key)
             await store.append(key, frame(head.last_seq + 1), head.version)
+    elif job == "answer":
+        sys.stdin.readline()
+        for n in range(40):
+            answers = Answers(key, (f"i{n}",), f"{n} by {sys.argv[3]}", b"", f"{n} by {sys.argv[3]}", "print")
+            try:
+                await store.answer(answers)
+                print("won", n, flush=True)
+            except EngineError as error:
+                print(error.reason, n, flush=True)
     elif job == "claim":
         claim = await store.claim("default", "w", 20)
         print("claimed", claim.key.run_id, flush=True)
@@ -57,9 +67,10 @@ async def process(tmp_path):
     """Starts a worker process on a file; all are killed at the end."""
     started = []
 
-    async def start(path: Path, job: str) -> asyncio.subprocess.Process:
+    async def start(path: Path, job: str, *more: str) -> asyncio.subprocess.Process:
+        command = (sys.executable, "-c", WORKER, str(path), job, *more)
         worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WORKER, str(path), job, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         started.append(worker)
         return worker
@@ -154,6 +165,44 @@ async def test_another_process_claims_what_this_one_creates_and_hears_its_signal
     await sqlite.signal(make.key("r1"), b"x", "approve")
     assert await line(worker) == ["signalled", "approve"]
     assert time.monotonic() - began < 2
+    assert await sqlite.claim("default", "w", 0.1) is None
+
+
+async def test_of_two_processes_that_answer_the_same_question_exactly_one_wins(tmp_path, process, sqlite, make, writer):
+    """The other is told ALREADY_ANSWERED by its own call, and the winner's signal alone is in the inbox."""
+    await sqlite.create(make.new("r1"))
+    await writer(sqlite, make.key("r1")).park(asks=[f"i{n}" for n in range(40)])
+    rivals = [await process(tmp_path / "runs.db", "answer", name) for name in ("left", "right")]
+    for rival in rivals:
+        rival.stdin.write(b"go\n")
+        await rival.stdin.drain()
+    outcomes = {"left": {}, "right": {}}
+    for name, rival in zip(outcomes, rivals, strict=True):
+        for _ in range(40):
+            outcome, n = await line(rival)
+            outcomes[name][n] = outcome
+    inbox = {signal.signal_id for signal in (await sqlite.load(make.key("r1"))).unread}
+    assert len(inbox) == 40
+    for n in map(str, range(40)):
+        assert {outcomes["left"][n], outcomes["right"][n]} == {"won", "ALREADY_ANSWERED"}
+        winner = "left" if outcomes["left"][n] == "won" else "right"
+        assert f"{n} by {winner}" in inbox
+
+
+async def test_an_answer_in_one_process_reaches_the_run_in_another(
+    tmp_path, process, sqlite, make, writer, claim_now, until
+):
+    """The parked run is delivered there, and while it is in hand there its worker hears of the next answer."""
+    await sqlite.create(make.new("r1"))
+    claim = await claim_now(sqlite)
+    await writer(sqlite, claim.key).park(asks=["i1", "i2"])
+    await claim.ack()
+    worker = await process(tmp_path / "runs.db", "claim")
+    await until(lambda: sqlite.polls)
+    await sqlite.answer(make.answers(claim.key, "i1"))
+    assert await line(worker) == ["claimed", "r1"]
+    await sqlite.answer(make.answers(claim.key, "i2"))
+    assert await line(worker) == ["signalled", "answer:i1"]
     assert await sqlite.claim("default", "w", 0.1) is None
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dualclaw.errors import EngineError
-from dualclaw_server.engine.store import Fenced, RunKey
+from dualclaw_server.engine.store import Fenced, RunKey, RunMessage
 
 HOSTILE = [
     "plain",
@@ -60,8 +60,14 @@ async def test_hostile_ids_are_just_ids(store, make, writer, claim_now):
         assert await store.put("acme", name, name.encode(), 0) == 1
         claim = await claim_now(store)
         assert claim.key == new.key
-        await writer(store, new.key).add(0, signals=(name,))
+        log = writer(store, new.key)
+        await log.add(0, signals=(name,))
         assert (await store.load(new.key)).unread == ()
+        await log.park(asks=[name], messages=(RunMessage(1, make.message("in"), name),))
+        answers = make.answers(new.key, name, signal_id=f"a{name}", request_id=f"a{name}")
+        assert not (await store.answer(answers)).existing
+        assert (await store.answer(answers)).existing
+        assert (await store.load(new.key)).messages[1].scope == name
     for name in HOSTILE:
         assert (await store.get_conversation("acme", f"c{name}")).active_run_id == name
         assert await store.get("acme", name) == (name.encode(), 1)

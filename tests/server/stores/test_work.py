@@ -237,6 +237,39 @@ async def test_a_timer_wakes_a_parked_run_at_its_time(store, make, claim_now, wr
     assert 0.1 < time.monotonic() - began < 1.5
 
 
+async def test_the_timer_of_a_parked_run_survives_a_restart(store, make, claim_now, writer):
+    """Days later the process is another one; the run is delivered once, not before its time, with an empty inbox."""
+    await store.create(make.new("r1"))
+    claim = await claim_now(store)
+    await writer(store, claim.key).park(asks=["i1"])
+    at = time.time() + 0.3
+    await store.wake(claim.key, at)
+    await claim.ack()
+    await store.close()
+    await store.open()
+    again = await claim_now(store)
+    assert time.time() >= at
+    assert (again.key, again.redelivered) == (claim.key, False)
+    assert (await store.load(claim.key)).unread == ()
+    await again.ack()
+    assert await store.claim("default", "w", 0.02) is None
+
+
+async def test_the_timer_of_a_run_that_ended_while_parked_never_fires(store, make, claim_now, writer):
+    """Cancelled before its question expired: nothing is delivered, after a restart either."""
+    await store.create(make.new("r1"))
+    claim = await claim_now(store)
+    log = writer(store, claim.key)
+    await log.park(asks=["i1"])
+    await claim.ack()
+    await store.wake(log.key, time.time() + 0.05)
+    await log.end(epoch=2, state=RunState.RUN_STATE_CANCELLED)
+    assert await store.claim("default", "w", 0.1) is None
+    await store.close()
+    await store.open()
+    assert await store.claim("default", "w", 0.02) is None
+
+
 async def test_a_timer_that_fires_while_the_run_is_in_hand_delivers_it_afterwards(store, make, claim_now, writer):
     """Whatever else happens, the run is delivered at or after its time."""
     await store.create(make.new("r1"))

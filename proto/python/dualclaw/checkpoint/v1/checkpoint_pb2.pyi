@@ -9,6 +9,7 @@ from collections import abc as _abc
 from dualclaw.v1 import engine_service_pb2 as _engine_service_pb2
 from dualclaw.v1 import event_pb2 as _event_pb2
 from dualclaw.v1 import message_pb2 as _message_pb2
+from dualclaw.v1 import run_pb2 as _run_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -38,7 +39,9 @@ class _StageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Stage.ValueType
     STAGE_ACT: _Stage.ValueType  # 2
     """Run the calls of the batch."""
     STAGE_END: _Stage.ValueType  # 3
-    """Nothing: the run has ended or is parked."""
+    """Nothing: the run has ended."""
+    STAGE_REVIEW: _Stage.ValueType  # 4
+    """Have the model's answer reviewed: it is saved, and the interceptors have not all seen it yet."""
 
 class Stage(_Stage, metaclass=_StageEnumTypeWrapper):
     """What comes next in a run."""
@@ -50,7 +53,9 @@ STAGE_REASON: Stage.ValueType  # 1
 STAGE_ACT: Stage.ValueType  # 2
 """Run the calls of the batch."""
 STAGE_END: Stage.ValueType  # 3
-"""Nothing: the run has ended or is parked."""
+"""Nothing: the run has ended."""
+STAGE_REVIEW: Stage.ValueType  # 4
+"""Have the model's answer reviewed: it is saved, and the interceptors have not all seen it yet."""
 Global___Stage: _TypeAlias = Stage  # noqa: Y015
 
 class _CallPhase:
@@ -67,6 +72,8 @@ class _CallPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallPhase.V
     """Begun; a crash from here on hides its outcome."""
     CALL_PHASE_ENDED: _CallPhase.ValueType  # 3
     """Its result is saved."""
+    CALL_PHASE_SUSPENDED: _CallPhase.ValueType  # 4
+    """It asked a person in the middle of its work and runs again, from its beginning, with the answer."""
 
 class CallPhase(_CallPhase, metaclass=_CallPhaseEnumTypeWrapper):
     """How far a call is."""
@@ -79,6 +86,8 @@ CALL_PHASE_STARTED: CallPhase.ValueType  # 2
 """Begun; a crash from here on hides its outcome."""
 CALL_PHASE_ENDED: CallPhase.ValueType  # 3
 """Its result is saved."""
+CALL_PHASE_SUSPENDED: CallPhase.ValueType  # 4
+"""It asked a person in the middle of its work and runs again, from its beginning, with the answer."""
 Global___CallPhase: _TypeAlias = CallPhase  # noqa: Y015
 
 @_typing.final
@@ -190,6 +199,13 @@ class Checkpoint(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_OUTCOMES_FIELD_NUMBER: _builtins.int
+    PARK_TIME_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """Format, as in RunRecord."""
     segment: _builtins.int
@@ -214,6 +230,10 @@ class Checkpoint(_message.Message):
     """Name of the strategy that is at work, for people who debug."""
     recoveries: _builtins.int
     """How often the segment was taken over after a crash."""
+    agent: _builtins.str
+    """Agent that is in control after a transfer; empty: the one the run was started with."""
+    transfers: _builtins.int
+    """Transfers so far."""
     @_builtins.property
     def usage(self) -> _event_pb2.Usage:
         """Tokens used; absent when no model reported any."""
@@ -233,6 +253,26 @@ class Checkpoint(_message.Message):
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the run first began to work, UTC; its wall time counts from here."""
+
+    @_builtins.property
+    def questions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Question]:
+        """What people were asked, in the order of asking, answered or not; of the whole run, so only at its root."""
+
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """The plan; absent: none was made."""
+
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """What the next model call gets, when that is not simply every message."""
+
+    @_builtins.property
+    def unknown_outcomes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names and canonical arguments of calls whose outcome is unknown, as fingerprints; they need an approval now."""
+
+    @_builtins.property
+    def park_time(self) -> _timestamp_pb2.Timestamp:
+        """When the run was parked, UTC; the time until it goes on is not counted as its own."""
 
     def __init__(
         self,
@@ -254,10 +294,17 @@ class Checkpoint(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         strategy: _builtins.str = ...,
         recoveries: _builtins.int = ...,
+        questions: _abc.Iterable[Global___Question] | None = ...,
+        plan: Global___Plan | None = ...,
+        context: Global___Context | None = ...,
+        agent: _builtins.str = ...,
+        transfers: _builtins.int = ...,
+        unknown_outcomes: _abc.Iterable[_builtins.str] | None = ...,
+        park_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "park_time", b"park_time", "plan", b"plan", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "extras", b"extras", "format", b"format", "model_calls", b"model_calls", "next_index", b"next_index", "next_position", b"next_position", "recoveries", b"recoveries", "segment", b"segment", "segment_first_seq", b"segment_first_seq", "session", b"session", "stage", b"stage", "start_time", b"start_time", "stop_reason", b"stop_reason", "strategy", b"strategy", "tool_calls", b"tool_calls", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "calls", b"calls", "context", b"context", "extras", b"extras", "format", b"format", "model_calls", b"model_calls", "next_index", b"next_index", "next_position", b"next_position", "park_time", b"park_time", "plan", b"plan", "questions", b"questions", "recoveries", b"recoveries", "segment", b"segment", "segment_first_seq", b"segment_first_seq", "session", b"session", "stage", b"stage", "start_time", b"start_time", "stop_reason", b"stop_reason", "strategy", b"strategy", "tool_calls", b"tool_calls", "trace_id", b"trace_id", "transfers", b"transfers", "unknown_outcomes", b"unknown_outcomes", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,6 +321,9 @@ class CallState(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     BAD_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CHILD_FIELD_NUMBER: _builtins.int
+    ORIGINAL_ARGS_JSON_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_FIELD_NUMBER: _builtins.int
     phase: Global___CallPhase.ValueType
     """How far it is."""
     index: _builtins.int
@@ -282,9 +332,17 @@ class CallState(_message.Message):
     """Place of its result within the run's messages."""
     bad_arguments: _builtins.str
     """What the model wrote as arguments when that is no JSON object; such a call never runs."""
+    original_args_json: _builtins.str
+    """Arguments as the model wrote them, when a person or an interceptor changed them since."""
+    announced: _builtins.bool
+    """True once its step was announced, so that it is not announced again."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call as it will run: id unique, arguments canonical."""
+
+    @_builtins.property
+    def child(self) -> Global___Checkpoint:
+        """State of the sub-agent that this call runs; its indexes, positions and questions are kept at the root."""
 
     def __init__(
         self,
@@ -294,14 +352,155 @@ class CallState(_message.Message):
         index: _builtins.int = ...,
         position: _builtins.int = ...,
         bad_arguments: _builtins.str = ...,
+        child: Global___Checkpoint | None = ...,
+        original_args_json: _builtins.str = ...,
+        announced: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "child", b"child"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_arguments", b"bad_arguments", "call", b"call", "index", b"index", "phase", b"phase", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "bad_arguments", b"bad_arguments", "call", b"call", "child", b"child", "index", b"index", "original_args_json", b"original_args_json", "phase", b"phase", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
+
+@_typing.final
+class Question(_message.Message):
+    """Something a person was asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEM_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    REJECT_ENDS_RUN_FIELD_NUMBER: _builtins.int
+    ASKED_BY_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call it is about; empty: the run itself."""
+    index: _builtins.int
+    """Index of the call's step; unset: none."""
+    reject_ends_run: _builtins.bool
+    """True: a rejection ends the run instead of being told to the model."""
+    asked_by: _builtins.str
+    """Interceptor or tool that asked, for people who debug and for who asked to find its answer."""
+    settled: _builtins.bool
+    """True once the answer was acted on."""
+    @_builtins.property
+    def item(self) -> _event_pb2.InterruptItem:
+        """The question as it was shown; its id is unique within the run."""
+
+    @_builtins.property
+    def decision(self) -> _run_pb2.Decision:
+        """The answer; absent: not answered yet."""
+
+    def __init__(
+        self,
+        *,
+        item: _event_pb2.InterruptItem | None = ...,
+        call_id: _builtins.str = ...,
+        index: _builtins.int | None = ...,
+        decision: _run_pb2.Decision | None = ...,
+        reject_ends_run: _builtins.bool = ...,
+        asked_by: _builtins.str = ...,
+        settled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "decision", b"decision", "index", b"index", "item", b"item"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "asked_by", b"asked_by", "call_id", b"call_id", "decision", b"decision", "index", b"index", "item", b"item", "reject_ends_run", b"reject_ends_run", "settled", b"settled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+
+Global___Question: _TypeAlias = Question  # noqa: Y015
+
+@_typing.final
+class Plan(_message.Message):
+    """A plan of an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """How many of them are done."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its steps, in order."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[_builtins.str] | None = ...,
+        done: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Context(_message.Message):
+    """What a model is given: chosen messages, then every message that came later."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    NEXT_POSITION_FIELD_NUMBER: _builtins.int
+    next_position: _builtins.int
+    """Messages of the run from this place on follow the items."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextItem]:
+        """The chosen ones, in order."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___ContextItem] | None = ...,
+        next_position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "next_position", b"next_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Context: _TypeAlias = Context  # noqa: Y015
+
+@_typing.final
+class ContextItem(_message.Message):
+    """A message of a context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    """Id of a message of the conversation, as it is."""
+    @_builtins.property
+    def message(self) -> _message_pb2.Message:
+        """A summary or a rewritten message, which is nowhere else."""
+
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.str = ...,
+        message: _message_pb2.Message | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "message", b"message", "message_id", b"message_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "message", b"message", "message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["message_id", "message"]  # noqa: Y015
+    _WhichOneofArgType_item: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
+
+Global___ContextItem: _TypeAlias = ContextItem  # noqa: Y015
 
 @_typing.final
 class Signal(_message.Message):
@@ -310,24 +509,72 @@ class Signal(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CANCEL_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancel(self) -> Global___CancelSignal:
         """End the run."""
+
+    @_builtins.property
+    def resume(self) -> Global___ResumeSignal:
+        """Go on with a run that asked."""
 
     def __init__(
         self,
         *,
         cancel: Global___CancelSignal | None = ...,
+        resume: Global___ResumeSignal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "signal", b"signal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "resume", b"resume", "signal", b"signal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "resume", b"resume", "signal", b"signal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_signal: _TypeAlias = _typing.Literal["cancel"]  # noqa: Y015
+    _WhichOneofReturnType_signal: _TypeAlias = _typing.Literal["cancel", "resume"]  # noqa: Y015
     _WhichOneofArgType_signal: _TypeAlias = _typing.Literal["signal", b"signal"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_signal) -> _WhichOneofReturnType_signal | None: ...
 
 Global___Signal: _TypeAlias = Signal  # noqa: Y015
+
+@_typing.final
+class ResumeSignal(_message.Message):
+    """Go on with a run that asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    HISTORY_EDITS_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    PARENT_SPAN_ID_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.str
+    """Trace id for the segment this starts."""
+    parent_span_id: _builtins.str
+    """Span of the caller, 16 hex digits; empty: none."""
+    subject: _builtins.str
+    """Subject that answered."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Decision]:
+        """The answers; each names its interrupt and who gave it."""
+
+    @_builtins.property
+    def history_edits(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.HistoryEdit]:
+        """Changes to what the model is given."""
+
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[_run_pb2.Decision] | None = ...,
+        history_edits: _abc.Iterable[_run_pb2.HistoryEdit] | None = ...,
+        trace_id: _builtins.str = ...,
+        parent_span_id: _builtins.str = ...,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "history_edits", b"history_edits", "parent_span_id", b"parent_span_id", "subject", b"subject", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSignal: _TypeAlias = ResumeSignal  # noqa: Y015
 
 @_typing.final
 class CancelSignal(_message.Message):

@@ -1,0 +1,199 @@
+"""One tool call at work: its hooks, the tool, and whatever can go wrong with it.
+
+A call is a task of its own. A tool that ignores its timeout or the run's cancellation is left behind after GRACE
+seconds; its result is dropped. What stands around the tool (``intercept_tool``) never sees an exception of it,
+only an Observation that says what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from dualclaw.errors import EngineError
+from dualclaw.events import parse_args
+from dualclaw_server.engine.agent import AgentTool
+from dualclaw_server.engine.below import run_below
+from dualclaw_server.engine.call import Call
+from dualclaw_server.engine.interceptor import EMPTY, Handoff, Observation, ToolRequest
+from dualclaw_server.engine.layers import InterceptorFailed
+from dualclaw_server.engine.observations import failure, said
+from dualclaw_server.engine.outcome import Fail, Outcome, Replace
+from dualclaw_server.engine.store import StoreError
+from dualclaw_server.engine.tool import NotDone, Tool, ToolContext, ToolOutput, ToolRaised
+
+if TYPE_CHECKING:
+    from dualclaw_server.engine.scope import Scope
+    from dualclaw_server.engine.trace import Trace
+
+log = logging.getLogger(__name__)
+
+GRACE = 1.0
+"""Seconds a cancelled call has to come to an end."""
+
+
+class Invocation:
+    """One call of a batch, from its start hooks to its end hooks."""
+
+    def __init__(self, scope: Scope, call: Call) -> None:
+        self._scope = scope
+        self._trace = scope.trace
+        self._texts = scope.texts
+        self._call = call
+        self._started = 0
+
+    async def run(self) -> tuple[Observation, Outcome | None]:
+        """Return what came of it, and what is wanted beyond that: End, Fail, Suspend or Parked."""
+        began = time.monotonic()
+        try:
+            observation, wanted = await self._work()
+        except asyncio.CancelledError as error:
+            await self._finish(Observation(error=error), began)
+            raise
+        observation, late = await self._finish(observation, began)
+        return observation, wanted or late
+
+    async def _work(self) -> tuple[Observation, Outcome | None]:
+        chain, call = self._scope.chain, self._call
+        try:
+            outcome = await chain.tool_call_start(self._trace, call, self._reached)
+            if outcome is None:
+                return await self._through(), None
+            if isinstance(outcome, Replace):
+                if isinstance(outcome.value, Observation):
+                    return outcome.value, None
+                log.error("on_tool_call_start must replace by an Observation, not %s", type(outcome.value).__name__)
+                return await self._through(), None
+            return EMPTY, outcome
+        except Outcome as wanted:
+            return EMPTY, wanted
+        except InterceptorFailed as error:
+            return self._withheld(error), None
+        except StoreError:
+            raise
+        except EngineError as error:
+            return EMPTY, Fail(error)
+
+    async def _finish(self, observation: Observation, began: float) -> tuple[Observation, Outcome | None]:
+        duration = time.monotonic() - began
+        return await self._scope.chain.tool_call_end(
+            self._trace, self._call, observation, duration, self._started, self._withheld
+        )
+
+    def _reached(self, count: int) -> None:
+        self._started = count
+
+    def _withheld(self, error: InterceptorFailed) -> Observation:
+        summary = self._texts.interceptor_withheld.format(name=self._call.name)
+        return failure("TOOL_FAILED", summary, error=error)
+
+    # The tool
+
+    async def _through(self) -> Observation:
+        """Run the tool, if it can be run, through every interceptor."""
+        call, tool = self._call, self._call.tool
+        if tool is None:
+            names = ", ".join(sorted(self._scope.tools_by_name)) or "none"
+            summary = self._texts.tool_unknown.format(name=call.name)
+            return failure("TOOL_UNKNOWN", summary, hint=f"Tools there are: {names}", not_done=True)
+        if call.state.bad_arguments:
+            return self._bad_arguments(tool, f"not one JSON object: {call.state.bad_arguments[:500]}")
+        if problem := tool.problem(call.args):
+            return self._bad_arguments(tool, problem)
+        request = ToolRequest(
+            self._trace, call, tool, parse_args(call.state.call.args_json), tool_context(call, self._trace)
+        )
+        return await self._scope.chain.tool(self._invoke, self._withheld)(request)
+
+    def _bad_arguments(self, tool: Tool, problem: str) -> Observation:
+        return failure(
+            "TOOL_BAD_ARGUMENTS",
+            self._texts.tool_bad_arguments.format(name=tool.name),
+            detail=problem,
+            hint=f"Schema of {tool.name}: {tool.parameters_json}",
+            retryable=True,
+            not_done=True,
+        )
+
+    async def _invoke(self, request: ToolRequest) -> Observation:
+        """Run the tool itself. Raises Outcome only."""
+        tool = request.tool
+        if isinstance(tool, AgentTool):
+            return await run_below(self._scope, request.call, tool, request.args)
+        if problem := tool.problem(request.args):  # an interceptor may have changed them
+            return self._bad_arguments(tool, problem)
+        task = asyncio.create_task(tool.call(request.args, request.context))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=tool.timeout)
+        except asyncio.CancelledError:
+            await self._leave(task)
+            raise
+        if not done:
+            await self._leave(task)
+            summary = self._texts.tool_timeout.format(name=tool.name, seconds=tool.timeout)
+            return failure("TOOL_TIMEOUT", summary, retryable=tool.effect != "once")
+        summary = self._texts.tool_failed.format(name=tool.name)
+        if task.cancelled():
+            return failure("TOOL_FAILED", summary, detail="it cancelled itself")
+        error = task.exception()
+        if error is None:
+            output = task.result()
+            return self._check_handoff(output.handoff) or Observation(output.parts, handoff=output.handoff)
+        if isinstance(error, Outcome | StoreError):
+            raise error
+        if isinstance(error, ToolRaised):
+            undone = isinstance(error, NotDone)
+            return failure("TOOL_FAILED", summary, detail=said(error), retryable=undone, error=error, not_done=undone)
+        log.warning("tool %s raised", tool.name, exc_info=error)
+        detail = f"{type(error).__name__}: {said(error)}"
+        return failure("TOOL_FAILED", summary, detail=detail, retryable=tool.effect != "once", error=error)
+
+    def _check_handoff(self, handoff: Handoff | None) -> Observation | None:
+        """Return why a conversation cannot be handed over as a tool wants it; None: it can."""
+        if handoff is None or handoff.kind != "transfer":
+            return None
+        texts, segment, limit = self._texts, self._scope.segment, self._scope.limits.max_transfers
+        if handoff.target not in segment.agents or not self._scope.at_root:
+            text = texts.transfer_unknown.format(name=handoff.target)
+            return failure("TOOL_FAILED", text, hint=f"Agents there are: {', '.join(segment.agents)}", not_done=True)
+        if self._trace.root.checkpoint.transfers >= limit:
+            return failure("TOOL_FAILED", texts.transfer_limit.format(count=limit), not_done=True)
+        return None
+
+    async def _leave(self, task: asyncio.Task[ToolOutput]) -> None:
+        """Cancel a call's task; when it does not end in time, hold on to it until it does."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=GRACE)
+        if task.done():
+            if not task.cancelled():
+                task.exception()
+            return
+        log.warning("a tool ignores its cancellation and is left behind")
+        abandoned = self._scope.segment.abandoned
+        abandoned.add(task)
+
+        def over(left: asyncio.Task[ToolOutput]) -> None:
+            abandoned.discard(left)
+            if not left.cancelled():
+                left.exception()
+
+        task.add_done_callback(over)
+
+
+def tool_context(call: Call, trace: Trace) -> ToolContext:
+    """Return what a call may know of its surroundings."""
+    key, record = trace.key, trace.record
+    identity = "\x00".join((key.tenant, key.run_id, call.id))
+    return ToolContext(
+        tenant=key.tenant,
+        subject=record.subject,
+        run_id=key.run_id,
+        conversation_id=trace.conversation_id,
+        call_id=call.id,
+        idempotency_key=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        metadata=dict(record.request.metadata),
+        trace=trace,
+    )

@@ -1,0 +1,183 @@
+"""One model answer: every attempt at it, and what clients see of them.
+
+Rules
+
+- Interceptors see the request being built and stand around every attempt. After one that failed they may change
+  the prompt (``on_reason_retry``); then it is assembled again, whatever the error was.
+- What is transient is tried again after a wait (``retry``); attempts are told apart from a router's fallback to
+  another model, which happens inside one attempt and begins the answer anew.
+- Clients never see a token twice without a rewind (``agreement``). Only the agent at the root shows anything.
+- What failed attempts cost is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from dualclaw import ContentPart, Message, RetryMode
+from dualclaw_server.engine.agreement import Action, Shown
+from dualclaw_server.engine.interceptor import ModelCall, Prompt
+from dualclaw_server.engine.model import (
+    ChatModel,
+    ModelChunk,
+    ModelError,
+    ModelOptions,
+    ModelRequest,
+    ModelResponse,
+    ReasoningDelta,
+    Restart,
+    TextDelta,
+)
+from dualclaw_server.engine.outcome import Replace
+from dualclaw_server.engine.retry import Retries
+
+if TYPE_CHECKING:
+    from dualclaw_server.engine.scope import Scope
+
+log = logging.getLogger(__name__)
+
+SEPARATOR = "\n\n"
+"""Sets the text of an answer apart from that of the one before in the same segment."""
+_CHANCE = random.SystemRandom()
+_LIVE, _HOLD, _CONTINUE = RetryMode.RETRY_MODE_LIVE, RetryMode.RETRY_MODE_HOLD, RetryMode.RETRY_MODE_CONTINUE
+
+
+class Answer:
+    """A model call, from its first attempt to its answer."""
+
+    def __init__(self, scope: Scope, prompt: Prompt) -> None:
+        self._scope = scope
+        self._trace = scope.trace
+        self._prompt = prompt
+        self._writer = scope.segment.writer
+        self._mode = scope.trace.options.retry_mode
+        self._attempt = 0
+        self._why = ""
+        if scope.at_root:
+            base = self._writer.shown()
+            separator = SEPARATOR if base and not base.endswith("\n") else ""
+            self._shown = Shown(base, self._writer.shown_reasoning(), separator)
+            scope.segment.showing = self._shown
+        else:
+            self._shown = Shown()
+
+    async def run(self) -> ModelResponse:
+        """Return the answer. Raises ModelError, or an Outcome that an interceptor wants."""
+        loop = asyncio.get_running_loop()
+        retries = Retries(self._scope.agent.retry, _CHANCE, loop.time())
+        while True:
+            self._attempt += 1
+            model = self._scope.bound(self._prompt.tools)
+            try:
+                return await self._try(model, await self._assemble(model))
+            except ModelError as error:
+                await self._after(error, retries, loop.time())
+
+    async def _after(self, error: ModelError, retries: Retries, now: float) -> None:
+        """Prepare the next attempt, or raise the error when there is to be none."""
+        if error.usage is not None:
+            self._trace.add_usage(error.usage)
+        attempts = self._scope.agent.retry.attempts
+        changed = False
+        if self._attempt < attempts:
+            changed = await self._scope.chain.reason_retry(self._trace, error, self._attempt, self._prompt)
+        delay = retries.next_delay(error, self._attempt, now)
+        if delay is None and not changed:
+            raise error
+        self._why = error.reason
+        log.info(
+            "attempt %d at a model call failed: %s; trying again",
+            self._attempt,
+            error.reason,
+            extra={"run_id": self._trace.key.run_id, "reason": error.reason, "changed": changed},
+        )
+        if delay:
+            await asyncio.sleep(delay)
+
+    async def _assemble(self, model: ChatModel) -> ModelRequest:
+        """Build the request of an attempt."""
+        mode = self._mode
+        if mode == _CONTINUE and (self._attempt == 1 or not model.traits.continues or not self._scope.at_root):
+            mode = _LIVE
+        self._shown.begin(mode)
+        prompt = self._prompt
+        before = prompt.instructions
+        outcome = await self._scope.chain.prepare(self._trace, prompt.options, prompt)
+        instructions, prompt.instructions = prompt.instructions, before  # what it adds is of this attempt only
+        options = prompt.options
+        if isinstance(outcome, Replace) and isinstance(outcome.value, ModelOptions):
+            options = outcome.value
+        else:
+            self._scope.obey(outcome)
+        return ModelRequest(prompt.messages, instructions, options, self._shown.prefix)
+
+    async def _try(self, model: ChatModel, request: ModelRequest) -> ModelResponse:
+        """Make one attempt."""
+        shown, writer, visible = self._shown, self._writer, self._scope.at_root
+        response: ModelResponse | None = None
+        async with aclosing(self._stream(model, request)) as chunks:
+            async for chunk in chunks:
+                if isinstance(chunk, ModelResponse):
+                    response = chunk
+                    break
+                if isinstance(chunk, Restart):
+                    self._fall_back(chunk)
+                elif visible:
+                    self._show(shown.take(chunk))
+                    if writer.congested:
+                        await writer.room()
+        if response is None:
+            raise ModelError("MODEL_BAD_RESPONSE", f"Model {model.name} ended without an answer.", retryable=True)
+        if visible:
+            self._show(shown.end())
+        return _whole(response, request.prefix)
+
+    def _stream(self, model: ChatModel, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
+        def call_model(call: ModelCall) -> AsyncGenerator[ModelChunk, None]:
+            return model.stream(call.request)
+
+        around = self._scope.chain.stream(call_model)
+        return around(ModelCall(self._trace, model.name, request, self._attempt))
+
+    def _fall_back(self, restart: Restart) -> None:
+        self._why = restart.error.reason
+        log.info(
+            "model call falls back to %s: %s",
+            restart.model,
+            restart.error.reason,
+            extra={"run_id": self._trace.key.run_id, "reason": restart.error.reason, "model": restart.model},
+        )
+        self._shown.begin(_HOLD if self._mode == _HOLD else _LIVE)
+
+    def _show(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, TextDelta):
+                self._writer.text(action.text)
+            elif isinstance(action, ReasoningDelta):
+                self._writer.reasoning(action.text)
+            else:
+                reason = f"another attempt after {self._why}"
+                self._writer.rewind(action.text, action.reasoning, reason=reason, attempt=self._attempt)
+
+
+def _whole(response: ModelResponse, prefix: str) -> ModelResponse:
+    """Return a response that goes on from a prefix with the prefix in it."""
+    if not prefix:
+        return response
+    message = Message(role=response.message.role)
+    joined = False
+    for part in response.message.parts:
+        if part.WhichOneof("part") == "text" and not joined:
+            message.parts.append(ContentPart(text=prefix + part.text))
+            joined = True
+        else:
+            message.parts.append(part)
+    if not joined:
+        message.parts.insert(0, ContentPart(text=prefix))
+    response.message.CopyFrom(message)
+    return response
