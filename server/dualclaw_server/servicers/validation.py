@@ -40,6 +40,9 @@ MAX_URL: Final = 8_192
 MAX_PAIRS: Final = 64
 MAX_VALUE: Final = 4_096
 MAX_REASON: Final = 4_096
+MAX_ANSWER: Final = 256 << 10
+"""The arguments or the response in a decision."""
+MAX_INTERRUPT_ID: Final = 1_024
 MAX_TOKEN: Final = 1_024
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 500
@@ -194,12 +197,19 @@ def resume_request(request: ResumeRequest) -> None:
     faults = _Faults()
     faults.text("run_id", request.run_id, MAX_ID, required=True)
     faults.text("request_id", request.request_id, MAX_REQUEST_ID)
-    if not request.decisions:
-        faults.add("decisions", "needs at least one")
-    elif len(request.decisions) > MAX_PARTS:
-        faults.add("decisions", f"has more than {MAX_PARTS}")
+    if not request.decisions and not request.history_edits:
+        faults.add("decisions", "needs at least one, or a history edit")
+    for field in ("decisions", "history_edits"):
+        if len(getattr(request, field)) > MAX_PARTS:
+            faults.add(field, f"has more than {MAX_PARTS}")
     for number, decision in enumerate(request.decisions[:MAX_PARTS]):
-        faults.text(f"decisions[{number}].interrupt_id", decision.interrupt_id, MAX_NAME, required=True)
+        field = f"decisions[{number}]"
+        faults.text(f"{field}.interrupt_id", decision.interrupt_id, MAX_INTERRUPT_ID, required=True)
+        if len(decision.comment.encode()) > MAX_REASON:
+            faults.add(f"{field}.comment", f"has more than {MAX_REASON} bytes")
+        for name in ("args_json", "response_json"):
+            if len(getattr(decision, name).encode()) > MAX_ANSWER:
+                faults.add(f"{field}.{name}", f"has more than {MAX_ANSWER} bytes")
     faults.done()
 
 

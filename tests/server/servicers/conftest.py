@@ -17,20 +17,26 @@ from dualclaw import (
     Agent,
     BusyPolicy,
     ContentPart,
+    Done,
     EngineEvent,
+    InterceptorInfo,
+    Interrupt,
+    InterruptItem,
     Message,
+    ResumeRequest,
     Role,
     Run,
     RunRequest,
     RunResponse,
     RunState,
 )
+from dualclaw.errors import EngineError
 from dualclaw.events import make_delta, make_done
 from dualclaw.rpc import AgentServiceAsyncStub, ConversationServiceAsyncStub, EngineServiceAsyncStub
 from dualclaw_server.app import EngineServer
 from dualclaw_server.engine.caller import Caller, TraceParent
 from dualclaw_server.engine.ids import new_id
-from dualclaw_server.engine.store import Created, Frame, NewRun, RunKey
+from dualclaw_server.engine.store import Answers, Created, Frame, NewRun, RunKey
 from dualclaw_server.servicers.access import Access, anonymous_access
 from dualclaw_server.settings import Settings
 from dualclaw_server.stores.memory import MemoryStore
@@ -86,6 +92,7 @@ class HandRuns:
         self.store = WatchedStore()
         self.readers: Counter[RunKey] = Counter()
         self.started: list[tuple[Caller, RunRequest, TraceParent]] = []
+        self.resumed: list[tuple[Caller, ResumeRequest, TraceParent]] = []
         self.failure: BaseException | None = None
         self.before_start = asyncio.Event()
         self.before_start.set()
@@ -124,8 +131,28 @@ class HandRuns:
         finally:
             self.readers[key] -= 1
 
-    def agents_info(self) -> Sequence[Agent]:
-        return [Agent(name=name) for name in ("main", "zebra", "ant")]
+    async def resume(self, caller: Caller, request: ResumeRequest, trace: TraceParent) -> Created:
+        self.resumed.append((caller, request, trace))
+        return await self.store.answer(
+            Answers(
+                key=RunKey(caller.tenant, request.run_id),
+                interrupt_ids=tuple(decision.interrupt_id for decision in request.decisions),
+                signal_id=new_id(),
+                signal=b"",
+                request_id=request.request_id,
+                fingerprint="f",
+            )
+        )
+
+    async def agents_info(self, caller: Caller) -> Sequence[Agent]:
+        return [Agent(name=name, description=caller.tenant) for name in ("main", "zebra", "ant")]
+
+    async def set_interceptor_enabled(
+        self, caller: Caller, agent_name: str, name: str, *, enabled: bool
+    ) -> InterceptorInfo:
+        if "operator" not in caller.roles:
+            raise EngineError("PERMISSION_DENIED", "no operator")
+        return InterceptorInfo(name=f"{agent_name}/{name}", enabled=enabled)
 
     async def serve(self) -> None:
         await self.drained.wait()
@@ -152,6 +179,27 @@ class HandRuns:
             body=RunResponse(events=events).SerializeToString(),
             state=state,
             ends_segment=terminal if ends is None else ends,
+        )
+        await self.store.append(key, frame, head.version)
+
+    async def park(self, key: RunKey, *items: InterruptItem) -> None:
+        """End a run's segment with questions."""
+        head = await self.store.head(key)
+        run = Run()
+        run.CopyFrom(head.run)
+        run.interrupts.extend(items)
+        asked = [EngineEvent(interrupt=Interrupt(items=items)), EngineEvent(done=Done())]
+        for seq, event in enumerate(asked, head.last_seq + 1):
+            event.seq = seq
+        frame = Frame(
+            epoch=1,
+            first_seq=head.last_seq + 1,
+            count=len(asked),
+            body=RunResponse(events=asked).SerializeToString(),
+            state=RunState.RUN_STATE_INTERRUPTED,
+            durable=True,
+            ends_segment=True,
+            run=run,
         )
         await self.store.append(key, frame, head.version)
 

@@ -4,7 +4,15 @@ import logging
 import grpc
 import pytest
 
-from dualclaw import AttachRequest, CancelRequest, GetRunRequest, ResumeRequest, RunRequest, RunState
+from dualclaw import (
+    AttachRequest,
+    CancelRequest,
+    GetRunRequest,
+    InterruptItem,
+    ResumeRequest,
+    RunRequest,
+    RunState,
+)
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.status import error_from_rpc
 from dualclaw_server.engine.caller import TraceParent
@@ -88,21 +96,31 @@ async def test_the_deadline_seen_by_a_handler_is_the_one_the_client_set(bench: B
     await bench.settle()
 
 
-async def test_resume_says_clearly_that_it_is_not_served(bench: Bench) -> None:
-    """Wrong ids are told first; a right one gets UNIMPLEMENTED with a sentence."""
+async def test_resume_streams_the_segment_its_answers_begin(bench: Bench) -> None:
+    """What is malformed or unknown is told first; the stream begins after the last event and ends with its segment."""
     request = ResumeRequest(run_id="none")
+    assert await _resume_code(bench, request) == grpc.StatusCode.INVALID_ARGUMENT
+    request.decisions.add(interrupt_id="i", comment="x" * 10_000)
+    assert await _resume_code(bench, request) == grpc.StatusCode.INVALID_ARGUMENT
+    request.decisions[0].comment = ""
+    assert await _resume_code(bench, request) == grpc.StatusCode.NOT_FOUND
+    key = await bench.new_run()
+    request.run_id = key.run_id
+    assert await _resume_code(bench, request) == grpc.StatusCode.FAILED_PRECONDITION
+    await bench.runs.park(key, InterruptItem(id="i"))
+    call = bench.engine.Resume(request)
+    assert dict(await call.initial_metadata())["dualclaw-run-id"] == key.run_id
+    await bench.runs.write(key, delta("b"), done(), state=SUCCEEDED)
+    assert [event.seq for message in [m async for m in call] for event in message.events] == [3, 4]
+    assert await _resume_code(bench, request) == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def _resume_code(bench: Bench, request: ResumeRequest) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await bench.engine.Resume(request).read()
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    request.decisions.add(interrupt_id="i")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await bench.engine.Resume(request).read()
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    request.run_id = (await bench.new_run()).run_id
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await bench.engine.Resume(request).read()
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert "not served" in (caught.value.details() or "")
+    code = caught.value.code()
+    assert isinstance(code, grpc.StatusCode)
+    return code
 
 
 async def test_a_span_ends_once_with_ok(bench: Bench) -> None:

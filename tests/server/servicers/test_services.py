@@ -85,14 +85,21 @@ async def test_agents_are_listed_the_default_first_then_by_name(bench: Bench) ->
     assert await code_of(bench.agents.GetAgent(GetAgentRequest(agent="bee"))) == grpc.StatusCode.NOT_FOUND
 
 
-async def test_switching_an_interceptor_needs_an_operator_and_is_not_served_yet(keyed: Bench) -> None:
-    """A plain user is refused before anything else is told; an operator learns that it is UNIMPLEMENTED."""
-    request = SetInterceptorEnabledRequest(agent="main", interceptor="loop")
+async def test_switching_an_interceptor_is_the_engines_decision(keyed: Bench) -> None:
+    """The request reaches the engine with its caller, its refusal and its answer reach the client."""
+    request = SetInterceptorEnabledRequest(agent="main", interceptor="loop", enabled=True)
     switch = keyed.agents.SetInterceptorEnabled
     assert await code_of(switch(request, metadata=ACME)) == grpc.StatusCode.PERMISSION_DENIED
-    assert await code_of(switch(request, metadata=BETA)) == grpc.StatusCode.UNIMPLEMENTED
-    request.agent = "bee"
-    assert await code_of(switch(request, metadata=BETA)) == grpc.StatusCode.NOT_FOUND
+    info = (await switch(request, metadata=BETA)).interceptor
+    assert (info.name, info.enabled) == ("main/loop", True)
+    request.interceptor = ""
+    assert await code_of(switch(request, metadata=BETA)) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_agents_are_shown_as_they_are_for_the_callers_tenant(keyed: Bench) -> None:
+    """The engine is told who asks."""
+    shown = await keyed.agents.GetAgent(GetAgentRequest(agent="ant"), metadata=BETA)
+    assert shown.agent.description == "beta"
 
 
 @pytest.mark.parametrize(
