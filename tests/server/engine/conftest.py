@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Engine:
 
     def __init__(self, store: RunStore, agents: Sequence[Agent], script: Sequence[dict[str, object]]) -> None:
         self.store = store
-        self.model = ScriptedModel.parse(json.dumps({"name": "test", "turns": list(script)}))
+        self.model = ScriptedModel.parse(json.dumps({"name": "test", "turns": list(script) or [ANSWER]}))
         self.runner = Runner(store, agents, model=self.model, patience=0.2)
 
     async def start(
@@ -159,6 +159,25 @@ def turn(step: int, *say: dict[str, object], **when: object) -> dict[str, object
 async def echo(text: str) -> str:
     """Say it back."""
     return f"<{text}>"
+
+
+def scripted(*script: dict[str, object], name: str = "test", continues: bool = False) -> ScriptedModel:
+    """Return a model that plays these turns; ``continues``: it can go on from a prefix."""
+    traits = {"traits": {"continues": True}} if continues else {}
+    return ScriptedModel.parse(json.dumps({"name": name, **traits, "turns": list(script)}))
+
+
+@asynccontextmanager
+async def at_work_with(store: RunStore, agents: Sequence[Agent], *script: dict[str, object]) -> AsyncIterator[Engine]:
+    """Run an engine with these agents while the context lasts."""
+    engine = Engine(store, agents, script)
+    serve = asyncio.create_task(engine.runner.serve())
+    try:
+        yield engine
+    finally:
+        await engine.runner.drain(0)
+        serve.cancel()
+        await asyncio.wait({serve}, timeout=5)
 
 
 Opener = Callable[..., Awaitable[Engine]]
