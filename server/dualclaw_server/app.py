@@ -112,7 +112,19 @@ def _try_parts(settings: Settings) -> tuple[Parts | None, list[str]]:
         problems.append(f"DUALCLAW_STORE: {error}")
     try:
         model = models.model_from_spec(
-            settings.model, base_url=settings.model_base_url, api_key=settings.model_api_key.get_secret_value()
+            settings.model,
+            base_url=settings.model_base_url,
+            api_key=settings.model_api_key.get_secret_value(),
+            environment=settings.keys_for_model,
+            timeouts=models.ModelTimeouts(
+                connect=settings.model_timeout_connect,
+                first_token=settings.model_timeout_first_token,
+                idle=settings.model_timeout_idle,
+                whole=settings.model_timeout_whole,
+            ),
+            headers=settings.headers_for_model,
+            context_window=settings.model_context_window,
+            observe=models.RouteMetrics(),
         )
     except (ValueError, OSError) as error:
         problems.append(f"DUALCLAW_MODEL: {error}")

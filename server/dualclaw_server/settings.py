@@ -5,12 +5,16 @@ anything that may be a secret; so an error carries what is right too, for ``app.
 Names nobody knows are warned of, because a misspelt setting would otherwise just not apply; names of the
 other services are known. The docstrings of the fields are what ``--help`` says.
 
+Model vendors have usual names for their keys (``OPENAI_API_KEY``). Which vendor has which is not known here; so
+every name that ends in ``_API_KEY`` is taken as a secret that a model may ask for.
+
 ``OTEL_*`` names keep their standard meaning. Two of them are looked at here, to decide whether spans are
 exported at all; the OpenTelemetry SDK reads the others itself.
 """
 
 import difflib
 import ipaddress
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -32,6 +36,9 @@ PREFIX: Final = "DUALCLAW_"
 OTHER_SERVICES: Final = frozenset({"DUALCLAW_ENGINE", "DUALCLAW_API_KEY", "DUALCLAW_ACCEPT_LOSS"})
 """Names that mean something to another service, or to tests."""
 OTHER_PREFIXES: Final = ("DUALCLAW_WEB_", "DUALCLAW_IM_", "DUALCLAW_A2A_", "DUALCLAW_ENGINE_", "DUALCLAW_TEST_")
+
+VENDOR_KEY_SUFFIX: Final = "_API_KEY"
+"""How the names of the model vendors' own keys end."""
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
 
@@ -97,6 +104,19 @@ def _reference(value: str) -> str:
     return value
 
 
+def _headers(value: SecretStr) -> SecretStr:
+    try:
+        found = json.loads(value.get_secret_value() or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise PydanticCustomError("headers", 'must be a JSON object of texts, such as {"x-team": "a"}')
+    return value
+
+
+_Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
+
+
 class Settings(BaseModel):
     """What the engine is told by its environment."""
 
@@ -107,11 +127,23 @@ class Settings(BaseModel):
     store: str = Field("sqlite:dualclaw.db", min_length=1)
     """Where runs live: ``sqlite:PATH`` or ``memory:``."""
     model: str = Field("scripted", min_length=1)
-    """The model of agents that name none: ``openai:NAME``, ``scripted:FILE`` or ``scripted``."""
+    """The model of agents that name none: ``VENDOR:NAME``, several by commas, ``scripted:FILE`` or ``scripted``."""
     model_base_url: str = ""
-    """Endpoint of the model's vendor; none: the vendor's own."""
+    """Endpoint of the model's vendor, the first of several; none: the vendor's own."""
     model_api_key: SecretStr = SecretStr("")
-    """Key for that endpoint."""
+    """Key for that vendor; none: that of the vendor's own variable, such as OPENAI_API_KEY."""
+    model_headers: Annotated[SecretStr, AfterValidator(_headers)] = SecretStr("")
+    """JSON object of headers sent to that vendor in addition."""
+    model_context_window: int | None = Field(None, ge=1_024, le=100_000_000)
+    """Tokens that vendor's models take, input and output together; none: what is known of the model."""
+    model_timeout_connect: _Seconds = 10.0
+    """Seconds until the connection to a model's endpoint must stand."""
+    model_timeout_first_token: _Seconds = 60.0
+    """Seconds until a model must begin to answer."""
+    model_timeout_idle: _Seconds = 60.0
+    """Seconds a model may fall silent in the middle of its answer."""
+    model_timeout_whole: _Seconds = 600.0
+    """Seconds for an answer that is not streamed."""
     agents: Annotated[str, AfterValidator(_reference)] = ""
     """``MODULE:ATTRIBUTE`` of an Agent, a list of them, or a function; none: the assistant that ships."""
     keys_file: FilePath | None = None
@@ -134,6 +166,25 @@ class Settings(BaseModel):
     """Where spans go by OTLP over gRPC; none: no spans are made. The name with TRACES in it wins."""
     service_name: str = "dualclaw-server"
     """Name of this service in spans."""
+    vendor_keys: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """The keys of model vendors under the vendors' own names, such as OPENAI_API_KEY."""
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """Every value that must be in no log and no error."""
+        keys = [self.model_api_key, *self.vendor_keys.values()]
+        return [*(key.get_secret_value() for key in keys), *self.headers_for_model.values()]
+
+    @property
+    def headers_for_model(self) -> Mapping[str, str]:
+        """What ``model_headers`` says."""
+        headers: dict[str, str] = json.loads(self.model_headers.get_secret_value() or "{}")
+        return headers
+
+    @property
+    def keys_for_model(self) -> Mapping[str, str]:
+        """The values of ``vendor_keys``."""
+        return {name: key.get_secret_value() for name, key in self.vendor_keys.items()}
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
@@ -148,6 +199,9 @@ class Settings(BaseModel):
             raise SettingsError(problems)
         return self
 
+
+_COLLECTED: Final = frozenset({"vendor_keys"})
+"""Fields that no single variable sets."""
 
 _STANDARD_NAMES: Final[Mapping[str, str]] = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp_endpoint",
@@ -168,12 +222,18 @@ def read_settings(
     Raises:
         SettingsError: with every fault there is.
     """
-    own = {PREFIX + field.upper(): field for field in Settings.model_fields if field not in _STANDARD_NAMES.values()}
-    values: dict[str, str] = {}
+    others = {*_STANDARD_NAMES.values(), *_COLLECTED}
+    own = {PREFIX + field.upper(): field for field in Settings.model_fields if field not in others}
+    values: dict[str, object] = {}
     for name, field in (*own.items(), *_STANDARD_NAMES.items()):
         if environ.get(name, "").strip():
             values[field] = environ[name].strip()
     values |= {field: value for field, value in (overrides or {}).items() if value is not None}
+    values["vendor_keys"] = {
+        name: environ[name].strip()
+        for name in environ
+        if name.endswith(VENDOR_KEY_SUFFIX) and not name.startswith(PREFIX) and environ[name].strip()
+    }
     if environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
         values.pop("otlp_endpoint", None)
     warnings = [_warning(name, own) for name in sorted(environ) if _unknown(name, own)]
@@ -193,6 +253,9 @@ def described_settings() -> Iterator[tuple[str, str, str]]:
     standard = {field: name for name, field in reversed(tuple(_STANDARD_NAMES.items()))}
     for field, info in Settings.model_fields.items():
         text = (info.description or "").partition("\n")[0].replace("``", "")
+        if field in _COLLECTED:
+            yield f"*{VENDOR_KEY_SUFFIX}", "none", text
+            continue
         yield standard.get(field, PREFIX + field.upper()), _shown(info.default), text
         if field == "otlp_endpoint":
             yield "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "none", "The same, for spans alone."
@@ -212,13 +275,13 @@ def _shown(default: object) -> str:
     return str(default)
 
 
-def _rest(values: Mapping[str, str], wrong: set[str]) -> Settings:
+def _rest(values: Mapping[str, object], wrong: set[str]) -> Settings:
     """Return the settings that are right by themselves, in a form in which none can contradict another."""
     right = {field: value for field, value in values.items() if field not in wrong and not field.startswith("tls_")}
     return Settings.model_validate(right | {"allow_anonymous": "1"})
 
 
-def _crossed(values: Mapping[str, str], wrong: set[str]) -> list[str]:
+def _crossed(values: Mapping[str, object], wrong: set[str]) -> list[str]:
     """Return what is wrong between fields too: pydantic looks at that only once every field is right."""
     try:
         Settings.model_validate(

@@ -103,6 +103,46 @@ def test_the_key_of_the_model_is_in_no_error_and_no_dump() -> None:
     assert "very-secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
 
 
+def test_keys_of_vendors_are_taken_as_secrets_by_their_usual_names() -> None:
+    """Every NAME_API_KEY but our own is there for a model to ask for; none is in a dump, and none is warned of."""
+    environ = {
+        "OPENAI_API_KEY": " sk-one-secret ",
+        "NEW_VENDOR_API_KEY": "sk-two-secret",
+        "EMPTY_API_KEY": " ",
+        "DUALCLAW_API_KEY": "sk-client-secret",
+        "DUALCLAW_MODEL_API_KEY": "sk-general-secret",
+        "API_KEY_OF": "x",
+    }
+    settings, warnings = read_settings(environ)
+    assert settings.keys_for_model == {"OPENAI_API_KEY": "sk-one-secret", "NEW_VENDOR_API_KEY": "sk-two-secret"}
+    assert warnings == []
+    assert "-secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+    assert "-secret" not in "".join(problems_of(environ | {"DUALCLAW_GRACE": "-1"}))
+
+
+def test_headers_of_the_model_are_a_json_object_and_secret() -> None:
+    """Anything else is refused without being repeated; they are among the values to be masked."""
+    settings, _ = read_settings(
+        {"DUALCLAW_MODEL_HEADERS": '{"x-key": "h-secret"}', "DUALCLAW_MODEL_API_KEY": "k-secret"}
+    )
+    assert settings.headers_for_model == {"x-key": "h-secret"}
+    assert set(settings.secrets) == {"k-secret", "h-secret"}
+    assert "-secret" not in f"{settings!r} {settings.model_dump_json()}"
+    for wrong in ("x-key: h-secret", '["h-secret"]', '{"h-secret": 1}'):
+        (problem,) = problems_of({"DUALCLAW_MODEL_HEADERS": wrong})
+        assert problem.startswith("DUALCLAW_MODEL_HEADERS: must be a JSON object of texts")
+        assert "h-secret" not in problem
+
+
+def test_waits_and_window_of_the_model_have_bounds() -> None:
+    """No wait is nothing or endless; a context window is no slip of the pen."""
+    settings, _ = read_settings({"DUALCLAW_MODEL_TIMEOUT_IDLE": "2.5", "DUALCLAW_MODEL_CONTEXT_WINDOW": "8192"})
+    assert (settings.model_timeout_idle, settings.model_context_window) == (2.5, 8192)
+    wrong = {f"DUALCLAW_MODEL_TIMEOUT_{name}": value for name, value in (("CONNECT", "0"), ("IDLE", "inf"))}
+    names = [problem.partition(":")[0] for problem in problems_of(wrong | {"DUALCLAW_MODEL_CONTEXT_WINDOW": "8"})]
+    assert names == ["DUALCLAW_MODEL_CONTEXT_WINDOW", "DUALCLAW_MODEL_TIMEOUT_CONNECT", "DUALCLAW_MODEL_TIMEOUT_IDLE"]
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:50051", "192.0.2.1:50051", "example.com:50051"])
 def test_an_address_others_can_reach_needs_keys_or_a_clear_wish(listen: str) -> None:
     """Without a keys file only loopback is served, unless anonymous access is asked for."""

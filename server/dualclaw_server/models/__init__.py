@@ -1,15 +1,67 @@
-"""Models: what answers. Each is an ``engine.model.ChatModel``; ``model_from_spec`` makes one from a setting."""
+"""Models: what answers. Each is an ``engine.model.ChatModel``; ``model_from_spec`` makes one from a setting.
 
+The setting is ``VENDOR:NAME``, with VENDOR from the table in ``vendors.json``; or ``scripted:FILE``, or
+``scripted`` for the script of the demo agent. Further forms:
+
+- ``VENDOR+text:NAME`` and ``VENDOR+json:NAME`` give tools to a model without tool calls of its own: by text in
+  the ReAct form, or by JSON that its endpoint holds it to.
+- ``VENDOR:NAME@http://...`` says the address right there, for one of several.
+- several, separated by commas, are a router: the first that answers is used.
+
+``openai`` is Chat Completions; OpenAI's other API is ``openai-responses``.
+"""
+
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from dualclaw_server.engine.model import ChatModel
+from dualclaw_server.models.breaker import Breaker, BreakerPolicy, GuardedModel
 from dualclaw_server.models.endpoint import ModelTimeouts
-from dualclaw_server.models.openai import DEFAULT_BASE_URL, OpenAIChatModel
+from dualclaw_server.models.json_tools import JsonToolsModel
+from dualclaw_server.models.openai import OpenAIChatModel
+from dualclaw_server.models.route_metrics import RouteMetrics
+from dualclaw_server.models.router import RouteObserver, RouterModel, ignore_route
 from dualclaw_server.models.scripted import ScriptedModel, ScriptError
+from dualclaw_server.models.text_tools import TextToolsModel
+from dualclaw_server.models.vendors import Vendor, find_vendor, shipped_vendors
 
-__all__ = ["ModelTimeouts", "OpenAIChatModel", "ScriptError", "ScriptedModel", "model_from_spec"]
+__all__ = [
+    "Breaker",
+    "BreakerPolicy",
+    "GuardedModel",
+    "ModelTimeouts",
+    "OpenAIChatModel",
+    "RouteMetrics",
+    "RouteObserver",
+    "RouterModel",
+    "ScriptError",
+    "ScriptedModel",
+    "model_from_spec",
+]
 
-_FORMS = "openai:NAME, scripted:FILE, scripted"
+_FORMS = "openai:NAME, scripted:FILE, scripted, or VENDOR:NAME"
+_FORM = re.compile(r"(?P<vendor>[^:+@\s]+)(?:\+(?P<tools>[^:]*))?:(?P<name>.+?)(?:@(?P<url>https?://.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One model of a setting."""
+
+    vendor: Vendor | None
+    """None: it is scripted."""
+    name: str
+    """The model's name, or the script's path."""
+    tools: str = ""
+    """How it gets tools when it has no calls of its own: "text", "json", or empty."""
+    url: str = ""
+    """The address said with it."""
+
+    @property
+    def label(self) -> str:
+        """What errors, metrics and routers call it."""
+        return f"{self.vendor.name}:{self.name}" if self.vendor is not None else "scripted"
 
 
 def model_from_spec(
@@ -17,26 +69,90 @@ def model_from_spec(
     *,
     base_url: str = "",
     api_key: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
     timeouts: ModelTimeouts | None = None,
     headers: Mapping[str, str] | None = None,
+    context_window: int | None = None,
+    breaker: BreakerPolicy | None = None,
+    observe: RouteObserver = ignore_route,
 ) -> ChatModel:
     """Return the model that a setting names.
 
+    Several models may be of several vendors. What belongs to one vendor (``base_url``, ``api_key``, ``headers``
+    and ``context_window``) is for the first vendor named and all its models; no other gets to see it.
+
     Args:
-        spec: ``openai:NAME`` (any Chat Completions endpoint), ``scripted:FILE``, or ``scripted`` for the script
-            of the demo agent.
-        base_url: the endpoint's address; empty: OpenAI's own.
-        api_key: its key; empty: none is sent.
+        spec: as above.
+        base_url: the endpoint's address; empty: the vendor's own.
+        api_key: its key; empty: that of the vendor's own variable.
+        environment: values of the vendors' own variables, such as OPENAI_API_KEY.
         timeouts: bounds of the waits.
         headers: sent in addition.
+        context_window: tokens of input and output together; None: what the table of vendors says.
+        breaker: when the circuit of a model opens.
+        observe: is told how every attempt at a model ended.
 
     Raises:
-        ValueError: the form is unknown, the name is missing, the address or the script is wrong.
+        ValueError: with everything that is wrong: forms, vendors, addresses, keys, scripts.
     """
-    kind, _, rest = spec.strip().partition(":")
-    match kind:
-        case "scripted":
-            return ScriptedModel.load(rest) if rest else ScriptedModel.shipped()
-        case "openai" if rest:
-            return OpenAIChatModel(rest, base_url or DEFAULT_BASE_URL, api_key, timeouts=timeouts, headers=headers)
-    raise ValueError(f"model {spec!r} is not known; a model is one of {_FORMS}")
+    choices: list[_Choice] = []
+    problems: list[str] = []
+    vendors = shipped_vendors()
+    for part in spec.split(","):
+        try:
+            choices.append(_choice(part.strip(), vendors))
+        except ValueError as error:
+            problems.append(str(error))
+    first = next((choice.vendor for choice in choices if choice.vendor is not None), None)
+    made: list[ChatModel] = []
+    for choice in choices:
+        ours = choice.vendor is first
+        try:
+            if choice.vendor is None:
+                made.append(ScriptedModel.load(choice.name) if choice.name else ScriptedModel.shipped())
+                continue
+            model = choice.vendor.make_model(
+                choice.name,
+                base_url=choice.url or (base_url if ours else ""),
+                key=api_key if ours else None,
+                environment=environment,
+                timeouts=timeouts,
+                headers=headers if ours else None,
+                context_window=context_window if ours else None,
+            )
+        except (ValueError, OSError) as error:
+            problems.append(str(error) if len(choices) == 1 else f"{choice.label}: {error}")
+            continue
+        # The circuit is about the endpoint: it lies under the form of tools, which a small model may miss often.
+        made.append(_with_tool_form(GuardedModel(model, Breaker(choice.label, breaker)), choice.tools))
+    if problems:
+        raise ValueError("; ".join(problems))
+    if first is None and len(made) == 1:
+        return made[0]
+    return RouterModel(made, labels=[choice.label for choice in choices], breaker=None, observe=observe)
+
+
+def _choice(part: str, vendors: Mapping[str, Vendor]) -> _Choice:
+    kind, _, rest = part.partition(":")
+    if kind == "scripted":
+        return _Choice(None, rest)
+    found = _FORM.fullmatch(part)
+    if found is None:
+        raise ValueError(f"model {part!r} is not known; a model is one of {_FORMS}")
+    try:
+        vendor = find_vendor(vendors, found["vendor"].lower())
+    except ValueError as error:
+        raise ValueError(f"model {part!r}: {error}; a model is one of {_FORMS}") from None
+    tools = found["tools"]
+    if tools is not None and tools not in ("text", "json"):
+        raise ValueError(f"model {part!r}: after the + of a vendor comes text or json, not {tools!r}")
+    return _Choice(vendor, found["name"], tools or "", found["url"] or "")
+
+
+def _with_tool_form(model: ChatModel, form: str) -> ChatModel:
+    match form:
+        case "text":
+            return TextToolsModel(model)
+        case "json":
+            return JsonToolsModel(model)
+    return model
