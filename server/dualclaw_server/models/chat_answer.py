@@ -7,7 +7,9 @@ Rules and their reasons:
   (half a surrogate pair, NaN) goes to the slow one before it counts as broken.
 - Reasoning comes as ``reasoning_content``, ``reasoning``, ``reasoning_details``, as typed parts of the
   content, or inline as ``<think>``. Vendors send the first three side by side with the same text, so of one
-  delta only the first that is there counts. Signatures and sealed blocks are kept with their block.
+  delta only one counts: the details, if they have text, else the first of the others.
+- What a detail says besides its text (type, format, index, signature) is kept whole with its block, as the
+  signature of the part: the vendor wants it back as it came. A late signature finds its block by the index.
 - A delta is handled before the finish reason in the same chunk; reading goes on after a finish reason, because
   usage, or a second finish reason, may follow. The last usage counts.
 - Complete calls decide, not the finish reason: "tool_calls" exactly when the message has calls.
@@ -21,13 +23,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dualclaw import ContentPart, Message, ReasoningPart, Role
+from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
 from dualclaw_server.models.chat_wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
-from dualclaw_server.models.failures import Redactor, error_from_object, find_error
+from dualclaw_server.models.failures import Redactor, error_from_object, find_error, unreadable
+from dualclaw_server.models.history import mark
 from dualclaw_server.models.reasoning import ThinkSplitter
-from dualclaw_server.models.sse import ServerEvent
+from dualclaw_server.models.sse import HalfJoiner, ServerEvent
 from dualclaw_server.models.tool_calls import NamelessCallError, OpenCall, ToolCallAssembler
 
 logger = logging.getLogger(__name__)
@@ -43,11 +46,8 @@ _FINISH: Mapping[str, FinishReason] = {
     "sensitive": "content_filter",
     "refusal": "content_filter",
 }
+_WANTED = "chat completion"
 _FAILED_FINISH = frozenset({"error", "network_error", "abort", "insufficient_system_resource"})
-
-
-class UnreadableError(ModelError):
-    """What came is neither a piece of an answer nor an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +56,20 @@ class _Block:
 
     kind: str
     pieces: list[str] = field(default_factory=list)
-    signature: str = ""
+    detail: dict[str, object] = field(default_factory=dict)
     redacted: bytes = b""
-    id: str = ""
     call: OpenCall | None = None
+
+    def fits(self, detail: Mapping[str, object]) -> bool:
+        """Return whether a further fragment with this description belongs to this block."""
+        if self.kind != "reasoning":
+            return False
+        names = ("type", "index", "id")
+        known = (self.detail.get(name) for name in names)
+        return all(
+            mine is None or theirs is None or mine == theirs
+            for mine, theirs in zip(known, map(detail.get, names), strict=True)
+        )
 
 
 class ChatAnswer:
@@ -77,7 +87,9 @@ class ChatAnswer:
         self._think = ThinkSplitter()
         self._blocks: list[_Block] = []
         self._pending: list[ModelChunk] = []
-        self._half = ""
+        self._joiner = HalfJoiner()
+        self._call_signatures: dict[OpenCall, str] = {}
+        self._refused = False
         self._finish = ""
         self._where = "the stream"
         self._usage: Mapping[str, object] | None = None
@@ -95,6 +107,11 @@ class ChatAnswer:
     def finished(self) -> bool:
         """A finish reason was there, so the answer is whole."""
         return bool(self._finish)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens reported so far; None: none were."""
+        return None if self._usage is None else read_usage(self._usage)
 
     def feed(self, event: ServerEvent) -> None:
         """Take one event of a stream.
@@ -114,6 +131,8 @@ class ChatAnswer:
             if slow is None:
                 return
             chunk = slow
+        if isinstance(chunk.usage, dict):
+            self._usage = chunk.usage
         if chunk.error or chunk.choices is None or event.event == "error" or chunk.kind == "error":
             self._raise_error(data, named=event.event == "error")
         self._take(chunk)
@@ -127,10 +146,10 @@ class ChatAnswer:
         self._where = "its answer"
         if not text.lstrip().startswith("{"):
             self._raise_error(text, named=False)
-            raise self._unreadable(text)
+            raise unreadable(text, self._redact, wanted=_WANTED)
         self.feed(ServerEvent(text))
         if not self._finish and not self.started:
-            raise self._unreadable(text)
+            raise unreadable(text, self._redact, wanted=_WANTED)
         self._finish = self._finish or "stop"
         self.done = True
 
@@ -141,9 +160,9 @@ class ChatAnswer:
 
     def end(self) -> None:
         """Give back what was held; ``take`` and ``response`` follow."""
-        if self._half:
-            self._half = ""
-            self._text("\ufffd")
+        half = self._joiner.flush()
+        if half:
+            self._text(half)
         reasoning, text = self._think.flush()
         self._emit("reasoning", reasoning)
         self._emit("text", text)
@@ -167,7 +186,7 @@ class ChatAnswer:
             raise ModelError(
                 "MODEL_STREAM_BROKEN", "The model's stream ended in the middle of its answer.", retryable=True
             )
-        finish = _FINISH.get(self._finish, "stop")
+        finish = _FINISH.get(self._finish, "content_filter" if self._refused else "stop")
         try:
             calls = self._calls.finish(truncated=finish == "length")
         except NamelessCallError:
@@ -177,10 +196,13 @@ class ChatAnswer:
         by_source = {call.source: call for call in calls} if calls else {}
         parts: list[ContentPart] = []
         for block in self._blocks:
-            if block.call is None:
+            if block.call in by_source:
+                call = by_source[block.call].call
+                if signature := self._call_signatures.get(block.call):
+                    call.signature = mark("chat", signature)
+                parts.append(ContentPart(tool_call=call))
+            elif block.call is None and (block.pieces or block.redacted or block.detail.get("signature")):
                 parts.append(_part(block))
-            elif block.call in by_source:
-                parts.append(ContentPart(tool_call=by_source[block.call].call))
         return ModelResponse(
             message=Message(role=Role.ROLE_ASSISTANT, parts=parts),
             finish_reason="tool_calls" if calls else finish,
@@ -195,8 +217,6 @@ class ChatAnswer:
             self._id = chunk.id
         if not self._model and isinstance(chunk.model, str):
             self._model = chunk.model
-        if isinstance(chunk.usage, dict):
-            self._usage = chunk.usage
         for choice in chunk.choices or ():
             if choice is None or choice.index not in (0, None, "0"):
                 continue
@@ -208,17 +228,21 @@ class ChatAnswer:
                     if call is not None:
                         call.index = place
                 self._delta(choice.message)
+            if isinstance(choice.usage, dict):
+                self._usage = choice.usage
             if choice.finish_reason and isinstance(choice.finish_reason, str):
                 self._finish = choice.finish_reason.lower()
 
     def _delta(self, delta: WireDelta) -> None:
-        if delta.reasoning_content and isinstance(delta.reasoning_content, str):
-            self._reasoning(delta.reasoning_content)
-        elif delta.reasoning and isinstance(delta.reasoning, str):
-            self._reasoning(delta.reasoning)
-        if delta.reasoning_details and isinstance(delta.reasoning_details, list):
-            shown = isinstance(delta.reasoning_content or delta.reasoning, str)
-            self._details(delta.reasoning_details, with_text=not shown)
+        told = delta.reasoning_details if isinstance(delta.reasoning_details, list) else ()
+        details = [detail for detail in told if isinstance(detail, dict)] if told else ()
+        if not (details and any(map(_detail_text, details))):
+            if delta.reasoning_content and isinstance(delta.reasoning_content, str):
+                self._emit("reasoning", clean_text(delta.reasoning_content))
+            elif delta.reasoning and isinstance(delta.reasoning, str):
+                self._emit("reasoning", clean_text(delta.reasoning))
+        for detail in details:
+            self._detail(detail)
         content = delta.content
         if isinstance(content, str):
             if content:
@@ -227,10 +251,13 @@ class ChatAnswer:
             for part in content:
                 self._typed_part(part)
         if delta.refusal and isinstance(delta.refusal, str):
+            self._refused = True
             self._text(delta.refusal)
         for call in delta.tool_calls or ():
             if call is not None:
                 self._call(call.index, call.id, call.function)
+                if call.extra_content:
+                    self._sign_call(call.extra_content)
         if delta.function_call is not None:
             self._call(None, None, delta.function_call)
 
@@ -251,26 +278,25 @@ class ChatAnswer:
             self.started = True
             self._blocks.append(_Block("call", call=opened))
 
+    def _sign_call(self, extra: object) -> None:
+        """Keep Gemini's signature of the call that the last fragment belonged to."""
+        google = extra.get("google") if isinstance(extra, dict) else None
+        signature = google.get("thought_signature") if isinstance(google, dict) else None
+        if signature and isinstance(signature, str) and self._calls.current is not None:
+            self._call_signatures[self._calls.current] = clean_text(signature)
+
     def _text(self, piece: str) -> None:
         """Take text; halves of a surrogate pair that were sent apart meet again here."""
-        if self._half or not piece.isascii():
-            piece, self._half = self._half + piece, ""
-            if "\ud800" <= piece[-1] <= "\udbff":
-                piece, self._half = piece[:-1], piece[-1]
-            piece = clean_text(piece)
-        reasoning, text = self._think.feed(piece)
+        reasoning, text = self._think.feed(self._joiner.feed(piece))
         self._emit("reasoning", reasoning)
         self._emit("text", text)
-
-    def _reasoning(self, piece: str) -> None:
-        self._emit("reasoning", clean_text(piece))
 
     def _emit(self, kind: str, piece: str) -> None:
         if not piece:
             return
         self.started = True
         block = self._blocks[-1] if self._blocks else None
-        if block is None or block.kind != kind or block.signature:
+        if block is None or block.kind != kind or block.detail.get("signature"):
             block = _Block(kind)
             self._blocks.append(block)
         block.pieces.append(piece)
@@ -288,29 +314,31 @@ class ChatAnswer:
             for piece in inner if isinstance(inner, list) else [inner]:
                 text = piece.get("text") if isinstance(piece, dict) else piece
                 if isinstance(text, str):
-                    self._reasoning(text)
+                    self._emit("reasoning", clean_text(text))
         elif isinstance(text := part.get("text"), str) and text:
             self._text(text)
 
-    def _details(self, details: list[object], *, with_text: bool) -> None:
-        for detail in details:
-            if not isinstance(detail, dict):
-                continue
-            text = detail.get("text") or detail.get("summary")
-            if with_text and isinstance(text, str):
-                self._reasoning(text)
-            sealed = detail.get("data")
-            identity = detail.get("id") if isinstance(detail.get("id"), str) else ""
-            if detail.get("type") == "reasoning.encrypted" and isinstance(sealed, str) and sealed:
-                sealed_bytes = clean_text(sealed).encode()
-                self._blocks.append(_Block("sealed", redacted=sealed_bytes, id=clean_text(str(identity))))
-            signature = detail.get("signature")
-            if signature and isinstance(signature, str):
-                signed = next((block for block in reversed(self._blocks) if block.kind == "reasoning"), None)
-                if signed is None:
-                    signed = _Block("reasoning")
-                    self._blocks.append(signed)
-                signed.signature += clean_text(signature)
+    def _detail(self, detail: Mapping[str, object]) -> None:
+        """Take one of OpenRouter's blocks, or a fragment of one."""
+        told = {name: value for name, value in detail.items() if name not in ("text", "summary", "data")}
+        sealed = detail.get("data")
+        if sealed and isinstance(sealed, str):
+            self.started = True
+            self._blocks.append(_Block("sealed", detail=told, redacted=clean_text(sealed).encode()))
+            return
+        text = clean_text(_detail_text(detail))
+        block = next((block for block in reversed(self._blocks) if block.fits(detail)), None)
+        signed = block is not None and bool(block.detail.get("signature"))
+        if block is None or (text and (signed or block is not self._blocks[-1])):
+            block = _Block("reasoning")
+            self._blocks.append(block)
+        self._emit("reasoning", text)  # before the signature, which ends the block
+        earlier = block.detail.get("signature")
+        block.detail.update(
+            (name, value) for name, value in told.items() if value is not None or name not in block.detail
+        )
+        if isinstance(earlier, str) and "signature" in told:
+            block.detail["signature"] = earlier + str(told["signature"] or "")
 
     def _decode_slowly(self, data: str, *, named: bool) -> WireChunk | None:
         """Return the chunk in data that the fast parser refused, or None if it is a keepalive."""
@@ -326,7 +354,7 @@ class ChatAnswer:
         for line in data.split("\n"):
             self._raise_error(line, named=False)
         self._raise_error(data, named=named)
-        raise self._unreadable(data)
+        raise unreadable(data, self._redact, wanted=_WANTED)
 
     def _raise_error(self, data: str, *, named: bool) -> None:
         try:
@@ -339,20 +367,23 @@ class ChatAnswer:
         if error is not None:
             raise error_from_object(error, self._redact, where=self._where)
 
-    def _unreadable(self, data: str) -> "UnreadableError":
-        detail = self._redact.excerpt(data)
-        return UnreadableError(
-            "MODEL_BAD_RESPONSE",
-            f"The model's endpoint sent something that is no chat completion: {detail}",
-            retryable=True,
-            detail=detail,
-        )
+
+def _detail_text(detail: Mapping[str, object]) -> str:
+    text = detail.get("text") or detail.get("summary")
+    return text if isinstance(text, str) else ""
 
 
 def _part(block: _Block) -> ContentPart:
     text = "".join(block.pieces)
     if block.kind == "text":
         return ContentPart(text=text)
+    told = clean_text(json.dumps(block.detail, ensure_ascii=False)) if block.detail else ""
+    identity = block.detail.get("id")
     return ContentPart(
-        reasoning=ReasoningPart(text=text, signature=block.signature, redacted=block.redacted, id=block.id)
+        reasoning=ReasoningPart(
+            text=text,
+            signature=mark("chat", told),
+            redacted=block.redacted,
+            id=clean_text(identity) if isinstance(identity, str) else "",
+        )
     )

@@ -1,37 +1,43 @@
 """Our messages as the messages of OpenAI's Chat Completions.
 
-Rules and their reasons (a strict vendor answers 400 to whatever breaks them):
+Rules and their reasons (a strict vendor answers 400 to whatever breaks them; ``history`` has those that all APIs
+share):
 
-- The system text comes first and once: many chat templates refuse it anywhere else. So SYSTEM messages of the
-  conversation join the instructions.
+- The system text comes first and once: many chat templates refuse it anywhere else.
 - An assistant message with calls is followed at once by one ``tool`` message per call, in call order, wherever
-  in the conversation the results stand. A call without a result gets one that says so; a result without its
-  call is left out.
-- Call ids are there and unique within their message; arguments are always one JSON object; names have the
-  characters the vendors allow, also when a model invented another.
-- Messages that would be empty are left out; user messages in a row become one, because many templates insist
-  on turns.
-- Reasoning is not sent back: this API has no field for it that all vendors take.
+  in the conversation the results stand.
+- Arguments are always one JSON object; names have the characters the vendors allow, also when a model invented
+  another.
+- Answers of plain text in a row become one, as users' messages do, because many templates insist on turns.
+- Reasoning goes back only where the dialect says how: this API has no field for it that all vendors take.
 - Images go where they are allowed, into user messages; in a tool's result a note stands in their place.
 """
 
-import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from dualclaw import ContentPart, Media, Message, Role, ToolCall, ToolResult
-from dualclaw.events import clean_text, diagnosis_text
-from dualclaw_server.engine.model import ModelRequest, ToolSpec
+from dualclaw import Media, ReasoningPart, ToolCall, ToolResult
+from dualclaw.events import clean_text
+from dualclaw_server.engine.model import ModelError, ModelRequest, ToolSpec
+from dualclaw_server.models.chat_dialect import DEFAULT_DIALECT, ChatDialect
+from dualclaw_server.models.chat_media import media_address, media_note, media_text, media_type_of
+from dualclaw_server.models.chat_options import schema_text
+from dualclaw_server.models.history import (
+    NO_RESULT,
+    AssistantTurn,
+    CallIds,
+    UserTurn,
+    error_text,
+    signature_for,
+    system_text,
+    turns,
+)
 
-NO_RESULT = "No result: this call was not completed."
-
-# An enum's value costs a look-up in Python every time it is named.
-_SYSTEM, _USER, _ASSISTANT = Role.ROLE_SYSTEM, Role.ROLE_USER, Role.ROLE_ASSISTANT
 _BAD_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_NAME = 64
-_MAGIC = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"), (b"RIFF", "image/webp"))
+_NO_REASONING = " "  # stands for reasoning that is not ours; an empty text counts as missing
 
 Wire = dict[str, object]
 
@@ -44,113 +50,143 @@ def tools_json(tools: Sequence[ToolSpec]) -> msgspec.Raw:
     """
     made: list[Wire] = []
     for tool in tools:
-        try:
-            schema = msgspec.json.decode(tool.parameters or '{"type":"object","properties":{}}')
-        except msgspec.DecodeError as error:
-            raise ValueError(f"parameters of tool {tool.name!r} are not JSON: {error}") from None
-        if not isinstance(schema, dict):
-            raise ValueError(f"parameters of tool {tool.name!r} are not a JSON object")
-        function = {"name": tool.name, "description": clean_text(tool.description), "parameters": schema}
-        made.append({"type": "function", "function": function})
+        described = {
+            "name": tool.name,
+            "description": clean_text(tool.description),
+            "parameters": tool_parameters(tool),
+        }
+        made.append({"type": "function", "function": described})
     return msgspec.Raw(msgspec.json.encode(made))
 
 
-def call_ids(messages: Iterable[Message]) -> frozenset[str]:
-    """Return the ids of all calls in a conversation."""
-    return frozenset(
-        part.tool_call.id for message in messages for part in message.parts if part.WhichOneof("part") == "tool_call"
-    )
+def tool_parameters(tool: ToolSpec) -> Wire:
+    """Return a tool's schema.
+
+    Raises:
+        ValueError: it is not a JSON object; the text names the tool.
+    """
+    try:
+        return msgspec.json.decode(tool.parameters or '{"type":"object","properties":{}}', type=Wire)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"parameters of tool {tool.name!r} are not a JSON object: {error}") from None
 
 
-def wire_messages(request: ModelRequest, tool_names: frozenset[str] = frozenset()) -> list[Wire]:
+def wire_messages(
+    request: ModelRequest, tool_names: frozenset[str] = frozenset(), dialect: ChatDialect = DEFAULT_DIALECT
+) -> list[Wire]:
     """Return the request's messages in the form of the API.
 
     Args:
         request: the conversation.
         tool_names: tools the model may call; their names are sent as they are.
+        dialect: what the vendor varies.
+
+    Raises:
+        ModelError: MODEL_BAD_RESPONSE, there is a prefix and the vendor cannot continue one.
     """
-    results = _results(request.messages)
-    system = [clean_text(request.instructions)] if request.instructions else []
-    made: list[Wire] = []
-    for position, message in enumerate(request.messages):
-        role = message.role
-        if role == _SYSTEM:
-            system += filter(None, [_text(message.parts)])
-        elif role == _USER:
-            _add_user(made, message.parts)
-        elif role == _ASSISTANT:
-            _add_assistant(made, message.parts, position, results, tool_names)
-    if system:
-        made.insert(0, {"role": "system", "content": "\n\n".join(system)})
+    system = "\n\n".join(filter(None, [system_text(request), schema_text(request.options, dialect)]))
+    made: list[Wire] = [{"role": "system", "content": system}] if system else []
+    for turn in turns(request.messages, CallIds(dialect.longest_call_id, "short" if dialect.exact_call_id else "any")):
+        if isinstance(turn, UserTurn):
+            _add_user(made, turn)
+        else:
+            _add_assistant(made, turn, tool_names, dialect)
+    if request.prefix:
+        made.append(_prefill(request.prefix, dialect))
     return made
 
 
-def _results(messages: Sequence[Message]) -> Mapping[tuple[int, str], ToolResult]:
-    """Return each result under (position of the newest message before it that has its call, call id)."""
-    owners: dict[str, int] = {}
-    found: dict[tuple[int, str], ToolResult] = {}
-    for position, message in enumerate(messages):
-        for part in message.parts:
-            match part.WhichOneof("part"):
-                case "tool_call" if message.role == _ASSISTANT:
-                    owners[part.tool_call.id] = position
-                case "tool_result" if part.tool_result.call_id in owners:
-                    call_id = part.tool_result.call_id
-                    found.setdefault((owners[call_id], call_id), part.tool_result)
-    return found
+def _prefill(prefix: str, dialect: ChatDialect) -> Wire:
+    match dialect.prefill:
+        case "plain":
+            return {"role": "assistant", "content": prefix}
+        case "prefix" | "partial":
+            return {"role": "assistant", "content": prefix, dialect.prefill: True}
+    raise ModelError("MODEL_BAD_RESPONSE", "This vendor cannot go on from the beginning of an answer.", retryable=False)
 
 
-def _add_user(made: list[Wire], parts: Iterable[ContentPart]) -> None:
+def _add_user(made: list[Wire], turn: UserTurn) -> None:
     content: list[Wire] = []
-    for part in parts:
+    for part in turn.parts:
         match part.WhichOneof("part"):
-            case "text" if part.text:
+            case "text":
                 content.append({"type": "text", "text": part.text})
             case "image":
                 content.append(_media(part.image, "image"))
             case "file":
                 content.append(_media(part.file, "file"))
-    if not content:
-        return
-    before = made[-1] if made and made[-1]["role"] == "user" else None
-    if before is not None:
-        earlier = before["content"]
-        content = [*(earlier if isinstance(earlier, list) else [{"type": "text", "text": earlier}]), *content]
-        made.pop()
     if all(part["type"] == "text" for part in content):
         made.append({"role": "user", "content": "\n\n".join(str(part["text"]) for part in content)})
     else:
-        made.append({"role": "user", "content": content})
+        made.append({"role": "user", "content": _joined(content)})
 
 
-def _add_assistant(
-    made: list[Wire],
-    parts: Sequence[ContentPart],
-    position: int,
-    results: Mapping[tuple[int, str], ToolResult],
-    tool_names: frozenset[str],
-) -> None:
-    text = "".join(part.text for part in parts if part.WhichOneof("part") == "text")
-    calls = [part.tool_call for part in parts if part.WhichOneof("part") == "tool_call"]
-    if not calls:
-        if text.strip():
-            made.append({"role": "assistant", "content": text})
+def _joined(content: list[Wire]) -> list[Wire]:
+    """Return the parts with neighbouring texts made one."""
+    made: list[Wire] = []
+    for part in content:
+        if made and part["type"] == made[-1]["type"] == "text":
+            made[-1] = {"type": "text", "text": f"{made[-1]['text']}\n\n{part['text']}"}
+        else:
+            made.append(part)
+    return made
+
+
+def _add_assistant(made: list[Wire], turn: AssistantTurn, tool_names: frozenset[str], dialect: ChatDialect) -> None:
+    text = turn.text if turn.text.strip() else ""
+    reasoning = _reasoning(turn, dialect)
+    if not turn.calls:
+        before = made[-1] if made else {}
+        if text and not reasoning and before.get("role") == "assistant" and before.keys() == {"role", "content"}:
+            made[-1] = {"role": "assistant", "content": f"{before['content']}\n\n{text}"}
+        elif text:
+            made.append({"role": "assistant", "content": text, **reasoning})
         return
     sent: list[Wire] = []
     answers: list[Wire] = []
-    used: set[str] = set()
-    for number, call in enumerate(calls):
-        call_id = call.id if call.id and call.id not in used else f"{call.id or 'call'}_{position}_{number}"
-        used.add(call_id)
-        function = {"name": _name(call.name, tool_names), "arguments": _arguments(call)}
-        sent.append({"id": call_id, "type": "function", "function": function})
-        result = results.get((position, call.id)) if call_id == call.id else None
-        answers.append({"role": "tool", "tool_call_id": call_id, "content": _result(result)})
-    made.append({"role": "assistant", "content": text if text.strip() else None, "tool_calls": sent})
+    for sent_call in turn.calls:
+        call = sent_call.call
+        function = {"name": sent_name(call.name, tool_names), "arguments": sent_arguments(call)}
+        made_call: Wire = {"id": sent_call.id, "type": "function", "function": function}
+        if dialect.call_signatures and (signature := signature_for("chat", call)):
+            made_call["extra_content"] = {"google": {"thought_signature": signature}}
+        sent.append(made_call)
+        answers.append({"role": "tool", "tool_call_id": sent_call.id, "content": result_text(sent_call.result)})
+    made.append({"role": "assistant", "content": text or None, "tool_calls": sent, **reasoning})
     made.extend(answers)
 
 
-def _result(result: ToolResult | None) -> str:
+def _reasoning(turn: AssistantTurn, dialect: ChatDialect) -> Wire:
+    """Return the field that gives an answer's reasoning back, if the dialect has one."""
+    ours = [part.reasoning for part in turn.parts if part.WhichOneof("part") == "reasoning"]
+    ours = [part for part in ours if signature_for("chat", part) is not None]
+    text = "".join(part.text for part in ours)
+    match dialect.reasoning_back:
+        case "turn" if turn.latest and turn.calls and text:
+            return {"reasoning_content": text}
+        case "calls" if turn.calls:
+            return {"reasoning_content": text or _NO_REASONING}
+        case "details":
+            details = list(filter(None, map(_detail, ours)))
+            return {"reasoning_details": details} if details else {}
+    return {}
+
+
+def _detail(part: ReasoningPart) -> Wire | None:
+    """Return a block as it came: what the vendor said of it was kept as its signature."""
+    try:
+        detail = msgspec.json.decode(signature_for("chat", part) or "", type=dict[str, object])
+    except msgspec.MsgspecError:
+        return None
+    if part.redacted:
+        detail["data"] = part.redacted.decode()
+    elif part.text:
+        detail["summary" if detail.get("type") == "reasoning.summary" else "text"] = part.text
+    return detail
+
+
+def result_text(result: ToolResult | None) -> str:
+    """Return a result as text; media are notes."""
     if result is None:
         return NO_RESULT
     pieces: list[str] = []
@@ -159,53 +195,34 @@ def _result(result: ToolResult | None) -> str:
             case "text" if part.text:
                 pieces.append(part.text)
             case "image":
-                pieces.append(_note(part.image, "image"))
+                pieces.append(media_note(part.image, "image"))
             case "file":
-                pieces.append(_note(part.file, "file"))
+                pieces.append(media_note(part.file, "file"))
     text = "\n".join(pieces)
     if result.is_error and not text.strip():
-        return diagnosis_text(result.diagnosis) or "The tool failed."
+        return error_text(result)
     return text
 
 
 def _media(media: Media, kind: str) -> Wire:
     """Return a content part for an image or file of a user."""
-    media_type = media.media_type or _sniff(media.data, kind)
-    match media.WhichOneof("source"):
-        case "url":
-            if media_type.startswith("image/"):
-                return {"type": "image_url", "image_url": {"url": media.url}}
-            return {"type": "text", "text": f"{_note(media, kind)} {media.url}"}
-        case "data":
-            if media_type.startswith("text/"):
-                return {"type": "text", "text": f"{_note(media, kind)}\n{media.data.decode('utf-8', 'replace')}"}
-            address = f"data:{media_type};base64,{base64.b64encode(media.data).decode('ascii')}"
-            if media_type.startswith("image/"):
-                return {"type": "image_url", "image_url": {"url": address}}
-            return {"type": "file", "file": {"filename": media.name or "file", "file_data": address}}
-    return {"type": "text", "text": _note(media, kind)}
+    text = media_text(media, kind)
+    if text is not None:
+        return {"type": "text", "text": text}
+    address = media_address(media, kind)
+    if media_type_of(media, kind).startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": address}}
+    return {"type": "file", "file": {"filename": media.name or "file", "file_data": address}}
 
 
-def _sniff(data: bytes, kind: str) -> str:
-    found = next((name for magic, name in _MAGIC if data.startswith(magic)), None)
-    return found or ("image/png" if kind == "image" else "application/octet-stream")
-
-
-def _note(media: Media, kind: str) -> str:
-    return f"[{' '.join(filter(None, [kind, media.media_type, media.name]))}]"
-
-
-def _text(parts: Iterable[ContentPart]) -> str:
-    return "\n\n".join(part.text for part in parts if part.WhichOneof("part") == "text" and part.text)
-
-
-def _name(name: str, tool_names: frozenset[str]) -> str:
+def sent_name(name: str, tool_names: frozenset[str]) -> str:
+    """Return a tool's name with only the characters that vendors allow; names of given tools stay."""
     if name in tool_names:
         return name
     return _BAD_NAME_CHARACTER.sub("_", name)[:_LONGEST_NAME] or "unknown"
 
 
-def _arguments(call: ToolCall) -> str:
+def sent_arguments(call: ToolCall) -> str:
     """Return the arguments, or an empty object where they are not one: an edited history may hold anything."""
     if not call.args_json:
         return "{}"

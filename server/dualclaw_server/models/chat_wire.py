@@ -26,6 +26,7 @@ class WireCall(msgspec.Struct):
     index: object = None
     id: object = None
     function: WireFunction | None = None
+    extra_content: object = None
 
 
 class WireDelta(msgspec.Struct):
@@ -47,6 +48,7 @@ class WireChoice(msgspec.Struct):
     delta: WireDelta | None = None
     message: WireDelta | None = None
     finish_reason: object = None
+    usage: object = None
 
 
 class WireChunk(msgspec.Struct):
@@ -75,8 +77,13 @@ def read_usage(report: Mapping[str, object] | None) -> Usage:
         "reasoning_tokens": output.get("reasoning_tokens") if isinstance(output, dict) else None,
         "cached_tokens": prompt.get("cached_tokens")
         if isinstance(prompt, dict)
-        else report.get("prompt_cache_hit_tokens"),
+        else report.get("prompt_cache_hit_tokens", report.get("cached_tokens") or None),  # the latter: Kimi
     }
+    return set_tokens(usage, found)
+
+
+def set_tokens(usage: Usage, found: Mapping[str, object]) -> Usage:
+    """Set the fields that are numbers of tokens, and return the usage."""
     for name, reported in found.items():
         value = int(reported) if isinstance(reported, float) and reported.is_integer() else reported
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32_MAX:

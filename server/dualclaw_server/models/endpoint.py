@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -63,15 +63,21 @@ class ModelTimeouts:
                 raise ValueError(f"{name} must be more than 0 seconds")
 
 
+def bearer(api_key: str) -> Mapping[str, str]:
+    """Return the header of a bearer token; none without a key."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 class Endpoint:
     """One URL of one vendor, with its key and its connections. Safe for any number of calls at once.
 
     Args:
         base_url: address up to where the API's paths begin; a query in it is kept.
         path: what is appended, unless the base URL already ends with it.
-        api_key: sent as a bearer token; empty: none is sent.
+        api_key: the key; white space around it is not part of it. Empty: none is sent.
         timeouts: bounds of the waits.
-        headers: sent in addition; they may replace ``authorization``.
+        auth: makes the headers that carry the key, and others the API demands.
+        headers: sent in addition; they may replace any of these.
         tls: settings of TLS, to be shared by endpoints; None: those of the environment.
 
     Raises:
@@ -85,6 +91,7 @@ class Endpoint:
         api_key: str,
         *,
         timeouts: ModelTimeouts,
+        auth: Callable[[str], Mapping[str, str]] = bearer,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -95,8 +102,8 @@ class Endpoint:
             "content-type": "application/json",
             "user-agent": "dualclaw",
         }
-        if key := api_key.strip():
-            sent["authorization"] = f"Bearer {_header_value('the API key', key)}"
+        key = _header_value("the API key", api_key.strip())
+        sent.update((name.lower(), value) for name, value in auth(key).items())
         for name, value in (headers or {}).items():
             sent[name.lower()] = _header_value(f"header {name}", value)
         own = [*(headers or {}).values(), self._url.password, *_long_values(self._url)]
@@ -113,11 +120,6 @@ class Endpoint:
     def path(self) -> str:
         """Path of the URL, for hints."""
         return self._url.path
-
-    @property
-    def host(self) -> str:
-        """Host of the URL."""
-        return self._url.host
 
     async def post(self, body: bytes, *, accept: str, within: float) -> "Answer":
         """Send a request and return its answer once the headers are there; close it afterwards.

@@ -54,6 +54,7 @@ _OVERFLOW_TEXT = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "responsibleaipolicyviolation", "1301"})
 _OVERLOADED = re.compile(
     r"overload|rate.?limit|too.?many.?requests|at capacity|capacity exceeded|no capacity|throttl"
     r"|insufficient_system_resource|tokens per (?:minute|day)|engine_busy|server is busy",
@@ -79,6 +80,10 @@ _KEY_HINT = "Check DUALCLAW_MODEL_API_KEY, and that it belongs to this endpoint 
 _OVERFLOW_HINT = "Shorten the conversation, or use a model with a larger context."
 
 
+class UnreadableError(ModelError):
+    """What came is neither a piece of an answer nor an error."""
+
+
 class Redactor:
     """Takes secrets out of texts. Knows the secrets, so it keeps to itself: it has no repr of its own."""
 
@@ -97,6 +102,19 @@ class Redactor:
         window = text if len(text) < 100_000 else text[:100_000]
         short = " ".join(clean_text(self(window)).split())
         return short if len(short) <= EXCERPT_CHARACTERS else short[: EXCERPT_CHARACTERS - 1] + "…"
+
+
+def unreadable(data: str, redact: Redactor, *, wanted: str) -> UnreadableError:
+    """Return the error for text that is nothing of what an API sends.
+
+    Args:
+        data: the text.
+        redact: takes secrets out.
+        wanted: what it should have been, for people: "chat completion".
+    """
+    detail = redact.excerpt(data)
+    text = f"The model's endpoint sent something that is no {wanted}: {detail}"
+    return UnreadableError("MODEL_BAD_RESPONSE", text, retryable=True, detail=detail)
 
 
 def find_error(value: object, *, named: bool = False) -> Mapping[str, object] | None:
@@ -222,6 +240,8 @@ def _decide(status: int, codes: Collection[str], words: str) -> tuple[Reason, bo
         return "MODEL_OVERLOADED", True, ""
     if status in (401, 403):
         return "MODEL_AUTH", False, _KEY_HINT
+    if not _FILTERED.isdisjoint(codes) and status < 500:
+        return "MODEL_BAD_RESPONSE", False, "The vendor's content filter refused the conversation."
     if status == 413 and not _OVERLOADED.search(words):
         return "CONTEXT_OVERFLOW", False, _OVERFLOW_HINT
     if status in (498, 529) or ((status == 0 or status >= 500 or status == 413) and _OVERLOADED.search(words)):

@@ -16,6 +16,8 @@ Rules and their reasons:
 
 from dataclasses import dataclass
 
+from dualclaw.events import clean_text
+
 _BOM = b"\xef\xbb\xbf"
 
 DEFAULT_MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -32,6 +34,30 @@ class ServerEvent:
     data: str
     event: str = ""
     id: str = ""
+
+
+class HalfJoiner:
+    """Joins the halves of surrogate pairs that came in different events, as JSON escapes may.
+
+    ``feed`` the pieces of one text, then ``flush``; both return text without lone halves: those become U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def feed(self, piece: str) -> str:
+        """Take the next piece, which is not empty; hold back a half at its end."""
+        if not self._half and piece.isascii():
+            return piece
+        piece, self._half = self._half + piece, ""
+        if "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        return clean_text(piece)
+
+    def flush(self) -> str:
+        """Give back what was held; the text is over."""
+        half, self._half = self._half, ""
+        return "\ufffd" if half else ""
 
 
 class SSEReader:

@@ -70,6 +70,16 @@ class OpenCall:
             self.pieces = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
 
+    def add(self, arguments: str) -> None:
+        """Add a fragment of the arguments."""
+        if arguments:
+            self.pieces.append(arguments)
+            self.size += len(arguments)
+
+    def replace(self, arguments: str) -> None:
+        """Take the whole arguments instead of what came so far."""
+        self.pieces, self.size = [arguments], len(arguments)
+
     def complete(self) -> bool:
         """Return whether it has a name and its arguments are one JSON object."""
         if not self.name or not self.pieces or not self.pieces[-1].rstrip().endswith("}"):
@@ -161,6 +171,18 @@ class ToolCallAssembler:
             done.append(AssembledCall(made, bad, call))
         return done
 
+    def open(self) -> OpenCall:
+        """Open a call whatever came before, for APIs that say themselves which call a fragment belongs to."""
+        call = OpenCall()
+        self._calls.append(call)
+        self._current = call
+        return call
+
+    @property
+    def current(self) -> OpenCall | None:
+        """The call the last fragment belonged to."""
+        return self._current
+
     def __len__(self) -> int:
         return len(self._calls)
 
@@ -219,10 +241,9 @@ def _add_arguments(call: OpenCall, arguments: str) -> None:
     if _is_repeat(call, arguments):
         return
     if call.size == 2 and call.arguments() == "{}" and arguments.lstrip().startswith("{"):
-        call.pieces.clear()
-        call.size = 0
-    call.pieces.append(arguments)
-    call.size += len(arguments)
+        call.replace(arguments)
+    else:
+        call.add(arguments)
 
 
 def _read_arguments(text: str, *, cut: bool) -> tuple[str, str | None]:

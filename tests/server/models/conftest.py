@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,8 +21,16 @@ from dualclaw_server.engine.model import (
     ReasoningDelta,
     TextDelta,
 )
+from dualclaw_server.models.anthropic import AnthropicApi
+from dualclaw_server.models.api import Api
+from dualclaw_server.models.chat_api import ChatApi
+from dualclaw_server.models.endpoint import Endpoint, ModelTimeouts
+from dualclaw_server.models.http_model import HttpChatModel
 from dualclaw_server.models.openai import OpenAIChatModel
+from dualclaw_server.models.responses_api import ResponsesApi
 
+DEFAULT_SPLITS = 25
+"""Random splits of each recording; the full run asks for more with DUALCLAW_TEST_SPLITS."""
 SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
@@ -174,6 +183,34 @@ def call_chunk(*calls: dict[str, object]) -> dict[str, object]:
     return chunk(tool_calls=list(calls))
 
 
+def item_added(index: int | None, kind: str, item_id: str, **item: object) -> dict[str, object]:
+    """Return the event that opens an output item of the Responses API."""
+    return {"type": "response.output_item.added", "output_index": index, "item": {"type": kind, "id": item_id, **item}}
+
+
+def item_done(index: int | None, kind: str, item_id: str, **item: object) -> dict[str, object]:
+    """Return the event that finishes an output item."""
+    return {"type": "response.output_item.done", "output_index": index, "item": {"type": kind, "id": item_id, **item}}
+
+
+def item_delta(
+    kind: str, piece: object, index: int | None = 0, item_id: str | None = None, **fields: object
+) -> dict[str, object]:
+    """Return an event that adds to an item."""
+    return {"type": f"response.{kind}.delta", "delta": piece, "output_index": index, "item_id": item_id, **fields}
+
+
+def response_over(status: str = "completed", **response: object) -> dict[str, object]:
+    """Return the event that ends a response."""
+    return {"type": f"response.{status}", "response": {"id": "resp_1", "model": "m-1", "status": status, **response}}
+
+
+def item_call(index: int, item_id: str, call_id: str, arguments: str = "{}") -> list[dict[str, object]]:
+    """Return the events that open a call and give its arguments."""
+    head = item_added(index, "function_call", item_id, call_id=call_id, name="f", arguments="")
+    return [head, item_delta("function_call_arguments", arguments, index, item_id)]
+
+
 def asking(text: str = "hi") -> ModelRequest:
     """Return a request with one user message."""
     return ModelRequest([Message(id="u1", role=Role.ROLE_USER, parts=[ContentPart(text=text)])])
@@ -190,6 +227,28 @@ async def model_at(vendor: Vendor, key: str = "", **arguments: object) -> AsyncI
         yield model
     finally:
         await model.aclose()
+
+
+APIS: dict[str, Callable[[], Api]] = {"chat": ChatApi, "responses": ResponsesApi, "anthropic": AnthropicApi}
+
+
+@asynccontextmanager
+async def api_at(
+    vendor: Vendor, api: Api, key: str = "", timeouts: ModelTimeouts | None = None, **arguments: object
+) -> AsyncIterator[HttpChatModel]:
+    """Return a model that speaks the API with the vendor, closed at the end of the block."""
+    endpoint = Endpoint(vendor.url, api.path, key, timeouts=timeouts or ModelTimeouts(), auth=api.headers, tls=_TLS)
+    model = HttpChatModel("m", endpoint, api, **arguments)  # type: ignore[arg-type]
+    try:
+        yield model
+    finally:
+        await model.aclose()
+
+
+@pytest.fixture(scope="session")
+def splits() -> int:
+    """Return how many random splits a property test of recordings tries on each."""
+    return int(os.environ.get("DUALCLAW_TEST_SPLITS", DEFAULT_SPLITS))
 
 
 @dataclass(slots=True)
@@ -229,6 +288,15 @@ async def play(model: ChatModel, request: ModelRequest | None = None, within: fl
         except ModelError as error:
             outcome.error = error
     return outcome
+
+
+async def responses_outcome(*events: object, done: bool = False, timeouts: ModelTimeouts | None = None) -> Outcome:
+    """Play one stream of these events of the Responses API."""
+    async with (
+        vendor_of(streams(*events, done=done)) as served,
+        api_at(served, ResponsesApi(), timeouts=timeouts) as model,
+    ):
+        return await play(model)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ import pytest
 
 from dualclaw import ContentPart, Diagnosis, Media, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.chat_request import NO_RESULT, tools_json, wire_messages
+from dualclaw_server.models.chat_request import tools_json, wire_messages
+from dualclaw_server.models.history import NO_RESULT
 from dualclaw_server.models.openai import OpenAIChatModel
 
 

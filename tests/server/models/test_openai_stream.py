@@ -85,23 +85,6 @@ async def test_reasoning_of_every_shape_is_reasoning(kit, vendor, shape: str) ->
     assert (outcome.reasoning, outcome.text) == ("R", "A")
 
 
-async def test_ps38_signatures_and_sealed_blocks_are_kept_in_order(kit, vendor) -> None:
-    """A signature belongs to the block before it, also to one without text; sealed data is a block of its own."""
-    script = kit.streams(
-        kit.chunk(reasoning="R", reasoning_details=[{"type": "reasoning.text", "text": "R"}]),
-        kit.chunk(reasoning_details=[{"type": "reasoning.text", "signature": "S"}]),
-        kit.chunk(reasoning_details=[{"type": "reasoning.encrypted", "data": "SEAL", "id": "r1"}]),
-        kit.chunk("A"),
-        kit.chunk(finish="stop"),
-    )
-    outcome = await outcome_of(kit, vendor, script)
-    found = [part.reasoning for part in outcome.response.message.parts if part.WhichOneof("part") == "reasoning"]
-    assert [(part.text, part.signature, part.redacted, part.id) for part in found] == [
-        ("R", "S", b"", ""),
-        ("", "", b"SEAL", "r1"),
-    ]
-
-
 CALL = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x": 1}'}}
 FINISHES = {
     "PS25 stop, with calls": ([CALL], "stop", "tool_calls"),

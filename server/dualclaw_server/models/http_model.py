@@ -1,0 +1,279 @@
+"""The driver that all wire APIs share: one call over HTTP, its stream read, folded and ended.
+
+Rules and their reasons:
+
+- One network read is one batch: all its events are folded, and neighbouring text becomes one delta, so a
+  consumer that lags is not made to pay per token.
+- Which wait bounds a read depends on how far the answer is: the first token, silence, or the end mark after the
+  answer is whole. An answer that is whole stays whole, whatever the connection does afterwards.
+- What came before a failure is shown before it is raised; tokens that were reported by then are in the error.
+
+The API itself (``api``) says how requests read and how answers are folded; the connection is in ``endpoint``.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Self
+
+import msgspec
+
+from dualclaw_server.engine.model import (
+    ModelChunk,
+    ModelError,
+    ModelRequest,
+    ModelResponse,
+    ModelTraits,
+    ReasoningDelta,
+    TextDelta,
+    ToolSpec,
+)
+from dualclaw_server.models.api import AnswerFold, Api
+from dualclaw_server.models.endpoint import Answer, Endpoint, ModelTimeouts
+from dualclaw_server.models.failures import UnreadableError
+from dualclaw_server.models.history import call_ids, without_images
+from dualclaw_server.models.sse import DEFAULT_MAX_EVENT_BYTES, EventTooLargeError, SSEReader
+
+_EVENT_STREAM = "text/event-stream"
+_NO_STREAM = ("text/html", "application/json", "application/problem+json", "application/xml", "text/xml")
+_BODY_BYTES = 64 * 1024 * 1024
+
+
+class HttpChatModel:
+    """A model behind an HTTP endpoint. Owns the endpoint.
+
+    Args:
+        name: the model's name at the vendor.
+        endpoint: where it is; made with the path and the headers of the API.
+        api: how it speaks.
+        traits: what it can do; None: the defaults.
+        max_event_bytes: bound of one event of a stream.
+
+    Raises:
+        ValueError: the name is empty.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        api: Api,
+        *,
+        traits: ModelTraits | None = None,
+        max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES,
+    ) -> None:
+        if not name:
+            raise ValueError("the model needs a name")
+        self._name = name
+        self._endpoint = endpoint
+        self._api = api
+        self._traits = traits or ModelTraits()
+        self._max_event_bytes = max_event_bytes
+        self._tools: msgspec.Raw | None = None
+        self._tool_names: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The model's name at the vendor."""
+        return self._name
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What it can do."""
+        return self._traits
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Self:
+        """Return a new model that may call these tools; it shares this one's connections.
+
+        Raises:
+            ValueError: a tool's parameters are not a JSON object.
+        """
+        made = copy.copy(self)
+        made._tools = self._api.tools(tools) if tools else None
+        made._tool_names = frozenset(tool.name for tool in tools)
+        return made
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
+        """Yield deltas, one batch per network read, and last the ModelResponse. Raises ModelError."""
+        timeouts = self._endpoint.timeouts
+        start = asyncio.get_running_loop().time()
+        whole = False
+        body = self._body(request, stream=True)
+        answer = await self._endpoint.post(body, accept=_EVENT_STREAM, within=timeouts.first_token)
+        try:
+            fold = self._fold(request, answer)
+            try:
+                if answer.media_type.endswith("+json") or answer.media_type in _NO_STREAM:
+                    await self._read_body(answer, fold)
+                else:
+                    waits = _Waits(timeouts, start)
+                    reader = SSEReader(max_event_bytes=self._max_event_bytes)
+                    while not fold.done:
+                        data = await self._read(answer, fold, waits)
+                        failure = _feed(reader, fold, data)
+                        for chunk in _merged(fold.take()):
+                            yield chunk
+                        if failure is not None:
+                            raise failure
+                        if data is None:
+                            break
+                    fold.end()
+                for chunk in _merged(fold.take()):
+                    yield chunk
+                response = fold.response()
+            except ModelError as error:
+                _add_usage(error, fold)
+                raise
+            whole = True
+            yield response
+        finally:
+            if whole:
+                await answer.drain()
+            await answer.aclose()
+
+    async def generate(self, request: ModelRequest) -> ModelResponse:
+        """Return the whole answer, asked for in one piece. Raises ModelError."""
+        body = self._body(request, stream=False)
+        answer = await self._endpoint.post(body, accept="application/json", within=self._endpoint.timeouts.whole)
+        try:
+            fold = self._fold(request, answer)
+            try:
+                await self._read_body(answer, fold)
+                return fold.response()
+            except ModelError as error:
+                _add_usage(error, fold)
+                raise
+        finally:
+            await answer.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._endpoint.aclose()
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
+        if not self._traits.images:
+            request = replace(request, messages=without_images(request.messages))
+        return self._api.body(request, model=self._name, tools=self._tools, tool_names=self._tool_names, stream=stream)
+
+    def _fold(self, request: ModelRequest, answer: Answer) -> AnswerFold:
+        return self._api.answer(self._endpoint.redact, call_ids(request.messages), answer.request_id)
+
+    async def _read(self, answer: Answer, fold: AnswerFold, waits: "_Waits") -> bytes | None:
+        """Return the next bytes, or None when the answer is over: at its end, or whole and nothing follows."""
+        try:
+            data = await answer.read(waits.due(answer.now(), fold))
+        except TimeoutError:
+            if fold.finished:
+                return None
+            raise waits.error(fold) from None
+        except ModelError:
+            if fold.finished:
+                return None
+            raise
+        return data
+
+    async def _read_body(self, answer: Answer, fold: AnswerFold) -> None:
+        """Read an answer that is not a stream: a completion, an error, or something else entirely."""
+        await answer.read_all(_BODY_BYTES, answer.now() + self._endpoint.timeouts.whole)
+        try:
+            if answer.media_type == _EVENT_STREAM:
+                reader = SSEReader(max_event_bytes=self._max_event_bytes)
+                for event in [*reader.feed(answer.body()), *reader.finish()]:
+                    fold.feed(event)
+            else:
+                fold.feed_body(answer.text())
+        except ModelError as error:
+            if error.reason != "MODEL_BAD_RESPONSE":
+                raise
+            kind = answer.media_type or "no content type"
+            text = f"The model's endpoint answered with {kind} instead of a completion."
+            raise ModelError(
+                "MODEL_BAD_RESPONSE",
+                text if isinstance(error, UnreadableError) else error.message,
+                retryable=False,
+                detail=error.detail,
+                hint=f"Check the base URL: asked for {self._endpoint.path}; most endpoints want it to end in /v1.",
+                usage=error.usage,
+            ) from None
+        except EventTooLargeError as error:
+            raise _too_large(error) from None
+        fold.end()
+
+
+class _Waits:
+    """Which wait bounds the next read: the first token, silence, or the end after a finish reason."""
+
+    def __init__(self, timeouts: ModelTimeouts, start: float) -> None:
+        self._timeouts = timeouts
+        self._first = start + timeouts.first_token
+        self._finish_due: float | None = None
+        self._events = 0
+        self._last_event = start
+
+    def due(self, now: float, fold: AnswerFold) -> float:
+        """Return until when the next read may take."""
+        if fold.finished:
+            if self._finish_due is None:
+                self._finish_due = now + self._timeouts.after_finish
+            return self._finish_due
+        if not fold.started:
+            return self._first
+        if fold.events != self._events:
+            self._events = fold.events
+            self._last_event = now
+        return min(now + self._timeouts.idle, self._last_event + self._timeouts.stalled)
+
+    def error(self, fold: AnswerFold) -> ModelError:
+        """Return what it means that nothing came in time."""
+        if fold.started:
+            text = "The model fell silent in the middle of its answer."
+        else:
+            text = f"The model gave no first token within {self._timeouts.first_token:g} s."
+        return ModelError("MODEL_TIMEOUT", text, retryable=True)
+
+
+def _feed(reader: SSEReader, fold: AnswerFold, data: bytes | None) -> ModelError | None:
+    """Fold one read. A failure is returned, so that what came before it is shown first."""
+    try:
+        for event in reader.finish() if data is None else reader.feed(data):
+            if fold.done:
+                break
+            fold.feed(event)
+    except UnreadableError as error:
+        # Half an event at the end says only that the stream broke there, which its missing end says too.
+        return None if data is None else error
+    except ModelError as error:
+        return error
+    except EventTooLargeError as error:
+        return _too_large(error)
+    return None
+
+
+def _add_usage(error: ModelError, fold: AnswerFold) -> None:
+    if error.usage is None:
+        error.usage = fold.usage
+
+
+def _too_large(error: EventTooLargeError) -> ModelError:
+    return ModelError("MODEL_BAD_RESPONSE", f"The model's stream cannot be read: {error}.", retryable=False)
+
+
+def _merged(chunks: list[ModelChunk]) -> list[ModelChunk]:
+    """Return the deltas of one read with neighbours of one kind made one."""
+    if len(chunks) < 2:
+        return chunks
+    made: list[ModelChunk] = []
+    pieces: list[str] = []
+    kind: type[TextDelta] | type[ReasoningDelta] | None = None
+    for chunk in chunks:
+        if not isinstance(chunk, TextDelta | ReasoningDelta):
+            continue
+        if kind is not None and type(chunk) is not kind:
+            made.append(kind("".join(pieces)))
+            pieces = []
+        kind = type(chunk)
+        pieces.append(chunk.text)
+    if kind is not None:
+        made.append(kind("".join(pieces)))
+    return made
