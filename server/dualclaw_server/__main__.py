@@ -1,5 +1,7 @@
 """The command ``dualclaw-server``: reads the settings, serves until it is told to stop.
 
+``dualclaw-server record`` is another command, in ``record``.
+
 Exit codes: 0 after a drain, 1 when it cannot start or its worker failed, 2 for wrong settings.
 """
 
@@ -11,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 
+from dualclaw_server import record
 from dualclaw_server.app import LINGER, StartError, make_parts, part_problems, serve
 from dualclaw_server.servicers.logs import Redactor, start_logging
 from dualclaw_server.settings import SettingsError, described_settings, read_settings
@@ -26,14 +29,17 @@ else:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
-    options = _parser().parse_args(argv)
+    """Serve until SIGTERM or SIGINT, or record one answer; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] == "record":
+        return record.main(arguments[1:], os.environ)
+    options = _parser().parse_args(arguments)
     sys.path.insert(0, os.getcwd())  # so that DUALCLAW_AGENTS finds a module beside you, as `python -m` would
     try:
         settings, warnings = read_settings(os.environ, vars(options))
     except SettingsError as error:
         return _refuse(error.warnings, error.problems + (part_problems(error.rest) if error.rest else []))
-    redactor = Redactor([settings.model_api_key.get_secret_value()])
+    redactor = Redactor(settings.secrets)
     start_logging(sys.stderr, redactor)
     try:
         parts = make_parts(settings)
@@ -94,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="dualclaw-server",
         formatter_class=argparse.RawDescriptionHelpFormatter,  # the epilog has its own lines
         description="The dualclaw engine: runs agents and serves them by gRPC. Settings are environment variables;\n"
-        "the options stand in for the ones they name.",
+        "the options stand in for the ones they name.\n"
+        "`dualclaw-server record --help` tells how to record a model's answer for tests.",
         epilog="\n".join(
             [
                 "environment variables, with their defaults; an empty one counts as not set:",

@@ -18,14 +18,14 @@ from types import MappingProxyType
 
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.models.breaker import Breaker, BreakerPolicy, GuardedModel
+from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import ModelTimeouts
-from dualclaw_server.models.json_tools import JsonToolsModel
-from dualclaw_server.models.openai import OpenAIChatModel
 from dualclaw_server.models.route_metrics import RouteMetrics
 from dualclaw_server.models.router import RouteObserver, RouterModel, ignore_route
 from dualclaw_server.models.scripted import ScriptedModel, ScriptError
-from dualclaw_server.models.text_tools import TextToolsModel
 from dualclaw_server.models.vendors import Vendor, find_vendor, shipped_vendors
+from dualclaw_server.models.written.json_tools import JsonToolsModel
+from dualclaw_server.models.written.text_tools import TextToolsModel
 
 __all__ = [
     "Breaker",

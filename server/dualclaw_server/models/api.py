@@ -1,6 +1,6 @@
 """What differs between the wire APIs of model vendors: how a request reads, and how its answer is folded.
 
-Implemented by ``chat_api`` (Chat Completions), ``responses_api`` and ``anthropic``; driven by ``http_model``,
+Implemented by ``chat.api`` (Chat Completions), ``responses.api`` and ``anthropic.api``; driven by ``http_model``,
 which has everything the three share: connection, waits, reading of the stream, its end. Values of these classes
 are shared by concurrent calls, so an ``Api`` keeps no state of a call; an ``AnswerFold`` is one call's own.
 """

@@ -25,7 +25,7 @@ from typing import Literal
 from dualclaw import ContentPart, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw.events import clean_text, diagnosis_text
 from dualclaw_server.engine.model import ModelRequest
-from dualclaw_server.models.chat_media import media_note, media_type_of
+from dualclaw_server.models.media import media_note, media_type_of
 
 ApiName = Literal["chat", "responses", "anthropic"]
 

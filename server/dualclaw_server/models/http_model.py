@@ -139,7 +139,10 @@ class HttpChatModel:
         try:
             fold = self._fold(request, answer)
             try:
-                await self._read_body(answer, fold)
+                if answer.media_type == _EVENT_STREAM:
+                    await self._read_events(answer, fold)
+                else:
+                    await self._read_body(answer, fold)
                 return fold.response()
             except ModelError as error:
                 _add_usage(error, fold)
@@ -173,16 +176,25 @@ class HttpChatModel:
             raise
         return data
 
+    async def _read_events(self, answer: Answer, fold: AnswerFold) -> None:
+        """Read a stream nobody asked for; like any stream it is over at its end mark, not when the body ends."""
+        waits = _Waits(self._endpoint.timeouts, answer.now())
+        reader = SSEReader(max_event_bytes=self._max_event_bytes)
+        while not fold.done:
+            data = await self._read(answer, fold, waits)
+            failure = _feed(reader, fold, data)
+            fold.take()
+            if failure is not None:
+                raise failure
+            if data is None:
+                break
+        fold.end()
+
     async def _read_body(self, answer: Answer, fold: AnswerFold) -> None:
         """Read an answer that is not a stream: a completion, an error, or something else entirely."""
         await answer.read_all(_BODY_BYTES, answer.now() + self._endpoint.timeouts.whole)
         try:
-            if answer.media_type == _EVENT_STREAM:
-                reader = SSEReader(max_event_bytes=self._max_event_bytes)
-                for event in [*reader.feed(answer.body()), *reader.finish()]:
-                    fold.feed(event)
-            else:
-                fold.feed_body(answer.text())
+            fold.feed_body(answer.text())
         except ModelError as error:
             if error.reason != "MODEL_BAD_RESPONSE":
                 raise
@@ -196,8 +208,6 @@ class HttpChatModel:
                 hint=f"Check the base URL: asked for {self._endpoint.path}; most endpoints want it to end in /v1.",
                 usage=error.usage,
             ) from None
-        except EventTooLargeError as error:
-            raise _too_large(error) from None
         fold.end()
 
 

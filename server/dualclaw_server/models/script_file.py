@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TypeGuard, get_args
 
 from dualclaw.errors import REASONS
-from dualclaw_server.engine.model import FinishReason
+from dualclaw_server.engine.model import FinishReason, ModelTraits
+from dualclaw_server.models.replay import Recording, RecordingError, Splits, load_recording
 
 _FAILURES = frozenset(reason for reason in REASONS if reason.startswith("MODEL_")) | {"CONTEXT_OVERFLOW"}
 _NOT_RETRYABLE = frozenset({"MODEL_AUTH", "MODEL_BAD_RESPONSE", "CONTEXT_OVERFLOW"})
 _FINISHES = frozenset(get_args(FinishReason))
 _USAGE = frozenset({"input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens"})
-_PATTERNS = ("user", "tool_result", "system")
+_PATTERNS = ("user", "tool_result", "system", "prefix")
 _MATCH = re.compile(r"\{\{match:([^{}]*)\}\}")
 _LONGEST_WAIT = 3600
 
@@ -40,6 +41,7 @@ class When:
     tool_result: re.Pattern[str] | None = None
     tools: bool | str | None = None
     system: re.Pattern[str] | None = None
+    prefix: re.Pattern[str] | None = None
 
     def __str__(self) -> str:
         found = {name: getattr(self, name) for name in self.__slots__}
@@ -93,7 +95,14 @@ class Report:
     finish: str | None = None
 
 
-Item = Say | Call | Sleep | Fail | Report
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A vendor's answer as it was recorded."""
+
+    recording: Recording
+
+
+Item = Say | Call | Sleep | Fail | Report | Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,7 @@ class Script:
 
     name: str
     turns: tuple[Turn, ...]
+    traits: ModelTraits = field(default_factory=ModelTraits)
 
 
 def load_script(path: Path) -> Script:
@@ -120,11 +130,16 @@ def load_script(path: Path) -> Script:
         raise ScriptError(str(path), [f"cannot be read: {error.strerror}"]) from None
     except UnicodeDecodeError:
         raise ScriptError(str(path), ["is not UTF-8"]) from None
-    return parse_script(text, str(path))
+    return parse_script(text, str(path), folder=path.parent)
 
 
-def parse_script(text: str, origin: str = "script") -> Script:
+def parse_script(text: str, origin: str = "script", *, folder: Path | None = None) -> Script:
     """Read a script from its text.
+
+    Args:
+        text: the JSON.
+        origin: what errors call it.
+        folder: where relative paths in it begin; None: it may have none.
 
     Raises:
         ScriptError: with all mistakes; ``origin`` comes first in its text.
@@ -133,7 +148,7 @@ def parse_script(text: str, origin: str = "script") -> Script:
         value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ScriptError(origin, [f"is not JSON: {error}"]) from None
-    reader = _Reader()
+    reader = _Reader(folder)
     script = reader.script(value)
     if reader.problems:
         raise ScriptError(origin, reader.problems)
@@ -143,20 +158,39 @@ def parse_script(text: str, origin: str = "script") -> Script:
 class _Reader:
     """Reads values and notes what is wrong; what it returns beside a note is never used."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
         self.problems: list[str] = []
 
     def script(self, value: object) -> Script:
         if not _is_object(value):
             self._wrong("", "must be an object with name and turns")
             return Script("", ())
-        self._only("", value, {"name", "turns"})
+        self._only("", value, {"name", "turns", "traits"})
         turns = value.get("turns")
         if not isinstance(turns, list) or not turns:
             self._wrong("turns", "must be a list with at least one turn")
             turns = []
         name = self._string("", value, "name", default="scripted")
-        return Script(name, tuple(self._turn(f"turns[{i}]", turn) for i, turn in enumerate(turns)))
+        read = tuple(self._turn(f"turns[{i}]", turn) for i, turn in enumerate(turns))
+        return Script(name, read, self._traits(value.get("traits", {})))
+
+    def _traits(self, value: object) -> ModelTraits:
+        if not _is_object(value):
+            self._wrong("traits", "must be an object")
+            return ModelTraits()
+        self._only("traits", value, set(ModelTraits.__slots__))
+        traits = ModelTraits()
+        window = value.get("context_window", traits.context_window)
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            self._wrong("traits.context_window", "must be a whole number of tokens from 1")
+            window = traits.context_window
+        return ModelTraits(
+            context_window=window,
+            continues=self._flag("traits", value, "continues", default=traits.continues),
+            images=self._flag("traits", value, "images", default=traits.images),
+            native_tools=self._flag("traits", value, "native_tools", default=traits.native_tools),
+        )
 
     def _turn(self, place: str, value: object) -> Turn:
         if not _is_object(value):
@@ -169,9 +203,11 @@ class _Reader:
             self._wrong(f"{place}.say", "must be a list")
             say = []
         items = tuple(self._item(f"{place}.say[{i}]", item) for i, item in enumerate(say))
-        groups = {
-            name for pattern in (when.user, when.tool_result, when.system) if pattern for name in pattern.groupindex
-        }
+        for i, item in enumerate(items):
+            if isinstance(item, Replay) and not (i == len(say) - 1 and all(isinstance(x, Sleep) for x in items[:i])):
+                self._wrong(f"{place}.say[{i}]", "replay is a whole answer: only sleep may stand beside it, before it")
+        patterns = (when.user, when.tool_result, when.system, when.prefix)
+        groups = {name for pattern in patterns if pattern for name in pattern.groupindex}
         for name in _MATCH.findall(json.dumps(say, ensure_ascii=False)):
             if name not in groups:
                 self._wrong(f"{place}.say", f"{{{{match:{name}}}}} names no group of this turn's when")
@@ -197,7 +233,7 @@ class _Reader:
         if tools is not None and not isinstance(tools, bool | str):
             self._wrong(f"{place}.tools", "must be true, false or a tool's name")
             tools = None
-        return When(patterns.get("user"), step, patterns.get("tool_result"), tools, patterns.get("system"))
+        return When(step=step, tools=tools, **patterns)
 
     def _item(self, place: str, value: object) -> Item:
         readers = {
@@ -209,6 +245,7 @@ class _Reader:
             "fail": self._fail,
             "usage": self._report,
             "finish": self._report,
+            "replay": self._replay,
         }
         found = [key for key in readers if _is_object(value) and key in value]
         if not _is_object(value) or not found or (len(found) > 1 and readers[found[0]] != self._report):
@@ -253,10 +290,7 @@ class _Reader:
         reason = self._string(place, value, "fail")
         if reason not in _FAILURES:
             self._wrong(f"{place}.fail", f"must be one of {', '.join(sorted(_FAILURES))}")
-        retryable = value.get("retryable", reason not in _NOT_RETRYABLE)
-        if not isinstance(retryable, bool):
-            self._wrong(f"{place}.retryable", "must be true or false")
-            retryable = False
+        retryable = self._flag(place, value, "retryable", default=reason not in _NOT_RETRYABLE)
         wait = self._seconds(place, value, "retry_after") if "retry_after" in value else None
         message = self._string(place, value, "message", default="The script says so.")
         return Fail(reason, message, retryable, wait, self._seconds(place, value, "after"))
@@ -279,12 +313,51 @@ class _Reader:
             self._wrong(f"{place}.finish", f"must be one of {', '.join(sorted(_FINISHES))}")
         return Report(counts if usage is not None else None, finish if isinstance(finish, str) else None)
 
+    def _replay(self, place: str, value: Mapping[str, object]) -> Item:
+        self._only(place, value, {"replay", "api", "splits", "delay"})
+        path = Path(self._string(place, value, "replay"))
+        api = self._string(place, value, "api") if "api" in value else None
+        splits = self._splits(f"{place}.splits", value.get("splits", 0))
+        delay = self._seconds(place, value, "delay")
+        if self._folder is None and not path.is_absolute():
+            self._wrong(f"{place}.replay", "must be an absolute path: this script is in no file it could be beside")
+            return Sleep(0)
+        try:
+            return Replay(load_recording((self._folder or Path()) / path, api=api, splits=splits, delay=delay))
+        except RecordingError as error:
+            self._wrong(f"{place}.replay", f"cannot be replayed: {error}")
+            return Sleep(0)
+
+    def _splits(self, place: str, value: object) -> Splits:
+        match value:
+            case "recorded":
+                return "recorded"
+            case "bytes":
+                return (1,)
+            case bool():
+                sizes: object = None
+            case int():
+                sizes = [value] if value else []
+            case _:
+                sizes = value
+        if isinstance(sizes, list) and all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in sizes):
+            return tuple(sizes)
+        self._wrong(place, 'must be "bytes", "recorded", or sizes in bytes: one for all pieces, or a list')
+        return ()
+
     def _string(self, place: str, value: Mapping[str, object], key: str, default: str | None = None) -> str:
         found = value.get(key, default)
         if isinstance(found, str):
             return found
         self._wrong(f"{place}.{key}", "must be a text")
         return ""
+
+    def _flag(self, place: str, value: Mapping[str, object], key: str, *, default: bool) -> bool:
+        found = value.get(key, default)
+        if isinstance(found, bool):
+            return found
+        self._wrong(f"{place}.{key}", "must be true or false")
+        return default
 
     def _seconds(self, place: str, value: Mapping[str, object], key: str) -> float:
         found = value.get(key, 0)

@@ -4,7 +4,8 @@ It is stateless: which turn it plays follows from the request alone, so a proces
 again plays on as if nothing had happened, and any number of conversations share one script.
 
 The file is one JSON object: ``{"name": "demo", "turns": [{"when": {...}, "say": [...]}, ...]}``. The first turn
-whose ``when`` fits is played; if none fits the call fails with MODEL_BAD_RESPONSE.
+whose ``when`` fits is played; if none fits the call fails with MODEL_BAD_RESPONSE. Beside them may stand
+``"traits": {"context_window": 8000, "continues": true, "images": false, "native_tools": false}``.
 
 ``when`` (all given must fit; regular expressions are searched, not anchored):
 
@@ -15,6 +16,7 @@ whose ``when`` fits is played; if none fits the call fails with MODEL_BAD_RESPON
 | ``tool_result`` | regular expression on the newest tool result after the last user message |
 | ``tools`` | true: tools are bound to the model; false: none are; a name: that tool is |
 | ``system`` | regular expression on the instructions |
+| ``prefix`` | regular expression on the beginning of the answer that is shown already; without one it is "" |
 
 ``say``, played in order:
 
@@ -28,13 +30,24 @@ whose ``when`` fits is played; if none fits the call fails with MODEL_BAD_RESPON
 | ``{"fail": "MODEL_OVERLOADED"}`` | an error; optional ``message``, ``retryable``, ``retry_after``, ``after`` (below) |
 | ``{"usage": {"input_tokens": 3}}`` | usage of the answer; also output_tokens, reasoning_tokens, cached_tokens |
 | ``{"finish": "length"}`` | finish reason, if the answer has no calls |
+| ``{"replay": "file.sse", "api": "chat"}`` | a recorded answer of a vendor, whole (below); no other item may say more |
 
 ``after`` is how many seconds pass before the failure. Several ``usage`` and ``finish`` items: the last counts.
+
+``replay`` names a file beside the script with the body of a vendor's answer (``dualclaw-server record`` makes such
+files), ``api`` whose it is: "chat", "responses" or "anthropic"; not needed where the recording's note says it. It is
+read by the code that reads the live answer (``replay``). ``splits`` cuts it: a number of bytes for each piece, a list
+of such numbers (the last for all that follow), "bytes" for single ones, "recorded" as it came; ``delay`` seconds
+stand between the pieces. Only ``sleep`` may stand before it. It is always played from its beginning.
 
 Placeholders in texts, arguments and raw_args, and nothing else in braces: ``{{user}}`` the last user text,
 ``{{result}}`` the newest tool result, ``{{result:NAME}}`` the newest one of that tool, both after the last user
 message, ``{{match:NAME}}`` a named group of this turn's regular expressions. What they stand for is not looked
 at again.
+
+With ``continues`` a request may hold the beginning of the answer. When the turn's text starts with it, only what
+follows is played: text, reasoning, sleeps and failures that stand before its end were played the time before.
+When it does not, the whole turn is what follows.
 
 A call without id gets one that follows from the conversation: the same for the same request, and unique in it.
 """
@@ -44,7 +57,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import cast
@@ -58,14 +71,16 @@ from dualclaw_server.engine.model import (
     ModelError,
     ModelRequest,
     ModelResponse,
+    ModelTraits,
     ReasoningDelta,
     TextDelta,
     ToolSpec,
 )
-from dualclaw_server.models.chat_request import call_ids
+from dualclaw_server.models.history import call_ids
 from dualclaw_server.models.script_file import (
     Call,
     Fail,
+    Replay,
     Report,
     Say,
     Script,
@@ -89,6 +104,7 @@ class _Scene:
 
     user: str
     system: str
+    prefix: str
     step: int
     result: str | None
     results: dict[str, str]
@@ -101,7 +117,13 @@ class _Scene:
         if when.step not in (None, self.step) or not bound:
             return None
         groups: dict[str, str] = {}
-        for pattern, text in ((when.user, self.user), (when.tool_result, self.result), (when.system, self.system)):
+        patterns = (
+            (when.user, self.user),
+            (when.tool_result, self.result),
+            (when.system, self.system),
+            (when.prefix, self.prefix),
+        )
+        for pattern, text in patterns:
             if pattern is None:
                 continue
             found = pattern.search(text) if text is not None else None
@@ -135,7 +157,7 @@ class ScriptedModel:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._tools: frozenset[str] = frozenset()
+        self._tools: tuple[ToolSpec, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> "ScriptedModel":
@@ -157,23 +179,33 @@ class ScriptedModel:
         """The script's name."""
         return self._script.name
 
+    @property
+    def traits(self) -> ModelTraits:
+        """What the script says it can do."""
+        return self._script.traits
+
     def with_tools(self, tools: Sequence[ToolSpec]) -> "ScriptedModel":
         """Return a new model that knows which tools it may call, for ``tools`` in a ``when``."""
         made = ScriptedModel(self._script)
-        made._tools = frozenset(tool.name for tool in tools)
+        made._tools = tuple(tools)
         return made
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
         """Play the turn that fits the request. Raises ModelError."""
-        scene = _scene(request, tools=self._tools)
+        scene = _scene(request, tools=frozenset(tool.name for tool in self._tools))
         turn, groups = self._choose(scene)
         taken = call_ids(request.messages)
         answer = _Answer()
+        shown = self._shown(turn, scene, groups)
         for item in turn.say:
             match item:
+                case Say(kind="reasoning") | Sleep() | Fail() if shown:
+                    continue
                 case Say():
                     made = TextDelta if item.kind == "text" else ReasoningDelta
-                    for number, piece in enumerate(_cut(_fill(item.text, scene, groups), item.chunk)):
+                    text = _fill(item.text, scene, groups)
+                    left, shown = text[shown:], max(0, shown - len(text))
+                    for number, piece in enumerate(_cut(left, item.chunk)):
                         # Without a delay the loop still gets its turn, so that a long text can be cancelled.
                         await asyncio.sleep(item.delay if number else 0)
                         answer.add(item.kind, piece)
@@ -185,12 +217,23 @@ class ScriptedModel:
                 case Fail():
                     await _sleep(item.after)
                     reason = cast("Reason", item.reason)
-                    raise ModelError(reason, item.message, retryable=item.retryable, retry_after=item.retry_after)
+                    raise ModelError(
+                        reason,
+                        item.message,
+                        retryable=item.retryable,
+                        retry_after=item.retry_after,
+                        usage=answer.usage if answer.usage.ListFields() else None,
+                    )
                 case Report():
                     if item.usage is not None:
                         answer.usage = Usage(**item.usage)
                     if item.finish is not None:
                         answer.finish = cast("FinishReason", item.finish)
+                case Replay():
+                    async with aclosing(self._replay(item, request)) as recorded:
+                        async for chunk in recorded:
+                            yield chunk
+                    return
         yield self._response(answer)
 
     async def generate(self, request: ModelRequest) -> ModelResponse:
@@ -203,6 +246,17 @@ class ScriptedModel:
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to release."""
+
+    async def _replay(self, item: Replay, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
+        """Let the recording's vendor answer the request."""
+        model = item.recording.model()
+        try:
+            bound = model.with_tools(self._tools)
+            async with aclosing(bound.stream(replace(request, prefix=""))) as stream:
+                async for chunk in stream:
+                    yield chunk
+        finally:
+            await model.aclose()
 
     def _choose(self, scene: _Scene) -> tuple[Turn, dict[str, str]]:
         for turn in self._script.turns:
@@ -217,6 +271,13 @@ class ScriptedModel:
             detail=f"The script has {turns}.",
             hint='Add a turn with "when": {} at the end to answer everything else.',
         )
+
+    def _shown(self, turn: Turn, scene: _Scene, groups: dict[str, str]) -> int:
+        """Return how many characters of the turn's text are shown already."""
+        if not (self.traits.continues and scene.prefix):
+            return 0
+        said = (_fill(item.text, scene, groups) for item in turn.say if isinstance(item, Say) and item.kind == "text")
+        return len(scene.prefix) if "".join(said).startswith(scene.prefix) else 0
 
     def _response(self, answer: _Answer) -> ModelResponse:
         calls = answer.calls
@@ -259,6 +320,7 @@ def _scene(request: ModelRequest, *, tools: frozenset[str]) -> _Scene:
     return _Scene(
         user=user,
         system=request.instructions,
+        prefix=request.prefix,
         step=sum(message.role == Role.ROLE_ASSISTANT for message in since),
         result=newest,
         results=results,

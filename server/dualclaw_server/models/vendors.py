@@ -26,15 +26,15 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from dualclaw_server.engine.model import ModelTraits
-from dualclaw_server.models.anthropic import AnthropicApi
-from dualclaw_server.models.anthropic_dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.api import AnthropicApi
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
 from dualclaw_server.models.api import Api
-from dualclaw_server.models.chat_api import ChatApi
-from dualclaw_server.models.chat_dialect import ChatDialect
+from dualclaw_server.models.chat.api import ChatApi
+from dualclaw_server.models.chat.dialect import ChatDialect
 from dualclaw_server.models.endpoint import Endpoint, ModelTimeouts
 from dualclaw_server.models.http_model import HttpChatModel
-from dualclaw_server.models.responses_api import ResponsesApi
-from dualclaw_server.models.responses_dialect import ResponsesDialect
+from dualclaw_server.models.responses.api import ResponsesApi
+from dualclaw_server.models.responses.dialect import ResponsesDialect
 
 Value = TypeVar("Value", ModelTraits, ChatDialect, ResponsesDialect, AnthropicDialect)
 

@@ -21,13 +21,13 @@ from dualclaw_server.engine.model import (
     ReasoningDelta,
     TextDelta,
 )
-from dualclaw_server.models.anthropic import AnthropicApi
+from dualclaw_server.models.anthropic.api import AnthropicApi
 from dualclaw_server.models.api import Api
-from dualclaw_server.models.chat_api import ChatApi
+from dualclaw_server.models.chat.api import ChatApi
+from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import Endpoint, ModelTimeouts
 from dualclaw_server.models.http_model import HttpChatModel
-from dualclaw_server.models.openai import OpenAIChatModel
-from dualclaw_server.models.responses_api import ResponsesApi
+from dualclaw_server.models.responses.api import ResponsesApi
 
 DEFAULT_SPLITS = 25
 """Random splits of each recording; the full run asks for more with DUALCLAW_TEST_SPLITS."""

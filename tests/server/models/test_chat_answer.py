@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from dualclaw_server.engine.model import ModelError
-from dualclaw_server.models.chat_api import ChatApi
+from dualclaw_server.models.chat.api import ChatApi
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.history import signature_for
 from dualclaw_server.models.sse import ServerEvent

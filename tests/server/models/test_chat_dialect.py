@@ -6,11 +6,11 @@ import pytest
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelError, ModelOptions, ModelRequest, ModelTraits, ToolSpec
-from dualclaw_server.models.chat_api import ChatApi
-from dualclaw_server.models.chat_dialect import DEFAULT_DIALECT, OPENAI_DIALECT, ChatDialect, dialect_of
-from dualclaw_server.models.chat_request import wire_messages
-from dualclaw_server.models.chat_schema import fits_strict_mode
+from dualclaw_server.models.chat.api import ChatApi
+from dualclaw_server.models.chat.dialect import DEFAULT_DIALECT, OPENAI_DIALECT, ChatDialect, dialect_of
+from dualclaw_server.models.chat.request import wire_messages
 from dualclaw_server.models.history import mark
+from dualclaw_server.models.schema import fits_strict_mode
 
 TOOLS = [ToolSpec("add", "", '{"type": "object"}'), ToolSpec("sub", "", "")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}

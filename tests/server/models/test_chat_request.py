@@ -4,9 +4,9 @@ import pytest
 
 from dualclaw import ContentPart, Diagnosis, Media, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.chat_request import tools_json, wire_messages
+from dualclaw_server.models.chat.model import OpenAIChatModel
+from dualclaw_server.models.chat.request import tools_json, wire_messages
 from dualclaw_server.models.history import NO_RESULT
-from dualclaw_server.models.openai import OpenAIChatModel
 
 
 def text(value: str) -> ContentPart:

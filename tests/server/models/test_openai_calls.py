@@ -12,8 +12,8 @@ from email.utils import format_datetime
 import pytest
 
 from dualclaw_server.engine.model import ModelError, TextDelta
+from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import ModelTimeouts
-from dualclaw_server.models.openai import OpenAIChatModel
 from tests.toolchains import require
 
 KEY = "sk-test-0123456789abcdef"
@@ -424,7 +424,7 @@ PROGRAM = """
 import asyncio, os
 from dualclaw import ContentPart, Message, Role
 from dualclaw_server.engine.model import ModelRequest
-from dualclaw_server.models.openai import OpenAIChatModel
+from dualclaw_server.models.chat.model import OpenAIChatModel
 
 async def main():
     request = ModelRequest([Message(role=Role.ROLE_USER, parts=[ContentPart(text="hi")])])

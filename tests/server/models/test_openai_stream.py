@@ -413,3 +413,15 @@ async def test_a_failed_stream_raises_once_and_is_over(kit, vendor) -> None:
             await anext(stream)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+
+async def test_a_stream_nobody_asked_for_ends_at_its_end_mark(kit, vendor) -> None:
+    """``generate`` answered by a stream that stays open after [DONE] returns at once with the whole answer."""
+
+    async def script(connection, asked) -> None:
+        await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("Hel"), kit.chunk("lo", "stop")))
+        await asyncio.sleep(60)
+
+    async with vendor(script) as served, kit.model_at(served, KEY) as model, asyncio.timeout(10):
+        response = await model.generate(kit.asking())
+    assert "".join(part.text for part in response.message.parts) == "Hello"

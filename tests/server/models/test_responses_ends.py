@@ -6,7 +6,7 @@ import pytest
 
 from dualclaw_server.models.endpoint import ModelTimeouts
 from dualclaw_server.models.failures import Redactor
-from dualclaw_server.models.responses_api import ResponsesApi
+from dualclaw_server.models.responses.api import ResponsesApi
 from dualclaw_server.models.sse import ServerEvent
 from tests.server.models.conftest import item_added as added
 from tests.server.models.conftest import item_call as called

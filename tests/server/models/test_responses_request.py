@@ -7,10 +7,10 @@ import pytest
 from dualclaw import ContentPart, Diagnosis, Media, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelError, ModelOptions, ModelRequest, ToolSpec
 from dualclaw_server.models.history import NO_RESULT, mark
-from dualclaw_server.models.responses_api import ResponsesApi
-from dualclaw_server.models.responses_dialect import ResponsesDialect
-from dualclaw_server.models.responses_model import ResponsesModel
-from dualclaw_server.models.responses_request import input_items
+from dualclaw_server.models.responses.api import ResponsesApi
+from dualclaw_server.models.responses.dialect import ResponsesDialect
+from dualclaw_server.models.responses.model import ResponsesModel
+from dualclaw_server.models.responses.request import input_items
 
 TOOLS = [ToolSpec("add", "Adds.", '{"type": "object", "properties": {"x": {"type": "integer"}}}')]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}

@@ -11,7 +11,7 @@ from dualclaw import ContentPart
 from dualclaw_server.engine.model import ModelError, ModelRequest
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.history import signature_for
-from dualclaw_server.models.responses_api import ResponsesApi
+from dualclaw_server.models.responses.api import ResponsesApi
 from dualclaw_server.models.sse import ServerEvent
 from tests.server.models.conftest import item_added as added
 from tests.server.models.conftest import item_call as called

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from dualclaw import ContentPart, Message, Role, ToolResult
-from dualclaw_server.engine.model import ModelRequest, ReasoningDelta, TextDelta, ToolSpec
-from dualclaw_server.models import ModelTimeouts, OpenAIChatModel, ScriptedModel, ScriptError, model_from_spec
+from dualclaw_server.engine.model import ModelRequest, ModelTraits, ReasoningDelta, TextDelta, ToolSpec
+from dualclaw_server.models import ScriptedModel, ScriptError, model_from_spec
 
 TOOL = ToolSpec("calculate", "", '{"type": "object"}')
 
@@ -202,7 +202,64 @@ async def test_a_long_text_without_delay_can_be_cancelled(kit) -> None:
         await task
 
 
+async def test_a_script_says_what_its_model_can_do() -> None:
+    """The traits of the file are the model's; what it does not say has the default; tools do not change them."""
+    text = '{"traits": {"context_window": 8000, "continues": true, "images": false}, "turns": [{"say": []}]}'
+    model = ScriptedModel.parse(text)
+    assert model.traits == ModelTraits(context_window=8000, continues=True, images=False, native_tools=True)
+    assert model.with_tools([TOOL]).traits == model.traits
+    assert script({"say": []}).traits == ModelTraits()
+
+
+def continuing(*turns: dict[str, object]) -> ScriptedModel:
+    return ScriptedModel.parse(json.dumps({"traits": {"continues": True}, "turns": turns}))
+
+
+def after(prefix: str) -> ModelRequest:
+    return ModelRequest([user("go")], prefix=prefix)
+
+
+async def test_a_continued_answer_is_only_what_follows(kit) -> None:
+    """From a prefix anywhere in the text, what was played before its end is not played again; the rest is."""
+    say = [
+        {"reasoning": "hm"},
+        {"text": "Hello, "},
+        {"fail": "MODEL_STREAM_BROKEN"},
+        {"text": "wor"},
+        {"reasoning": "more"},
+        {"text": "ld"},
+        {"call": "f"},
+    ]
+    model = continuing({"say": say})
+    whole = "Hello, world"
+    for length in range(8, len(whole) + 1):
+        outcome = await kit.play(model, after(whole[:length]))
+        assert outcome.text == whole[length:]
+        assert outcome.reasoning == ("more" if length <= len("Hello, wor") else "")
+        assert [call[1] for call in outcome.calls] == ["f"]
+        assert "".join(part.text for part in outcome.response.message.parts) == outcome.text
+    broken = await kit.play(model, after("Hello"))
+    assert (broken.text, broken.error.reason) == (", ", "MODEL_STREAM_BROKEN")
+
+
+async def test_a_prefix_the_text_does_not_start_with_is_followed_by_the_whole_turn(kit) -> None:
+    """A script may answer a prefix with a turn of its own, chosen by ``when.prefix``."""
+    model = continuing({"when": {"prefix": "lo$"}, "say": [{"text": " there"}]}, {"say": [{"text": "Hello"}]})
+    assert (await kit.play(model, after("Hello"))).text == " there"
+    assert (await kit.play(model, after("Hel"))).text == "lo"
+    assert (await kit.play(model, after(""))).text == "Hello"
+
+
+async def test_a_model_that_does_not_continue_gives_the_whole_answer(kit) -> None:
+    """Without the trait the prefix is ignored."""
+    assert (await kit.play(script({"say": [{"text": "Hello"}]}), after("Hel"))).text == "Hello"
+
+
 WRONG = {
+    '{"traits": [], "turns": [{"say": []}]}': "traits must be an object",
+    '{"traits": {"vision": true}, "turns": [{"say": []}]}': "traits.vision is unknown; known are context_window",
+    '{"traits": {"images": 1}, "turns": [{"say": []}]}': "traits.images must be true or false",
+    '{"traits": {"context_window": true}, "turns": [{"say": []}]}': "traits.context_window must be a whole number",
     "[]": "must be an object",
     '{"turns": []}': "turns must be a list with at least one turn",
     '{"turns": [{"say": [{"txt": "x"}]}]}': "turns[0].say[0] must be an object with one of text",
@@ -279,16 +336,11 @@ async def test_the_shipped_script_says_honestly_what_it_is(kit) -> None:
             assert setting in text
 
 
-async def test_specs_name_models(tmp_path: Path) -> None:
-    """Each documented form gives its model; anything else is refused with the forms that exist."""
+def test_specs_name_scripts(tmp_path: Path) -> None:
+    """``scripted:FILE`` plays that file, ``scripted`` alone the one of the demo agent; a wrong file is refused."""
     file = tmp_path / "s.json"
     file.write_text('{"name": "mine", "turns": [{"say": []}]}')
     assert model_from_spec(f"scripted:{file}").name == "mine"
     assert model_from_spec("scripted").name == "scripted-assistant"
-    model = model_from_spec("openai:gpt:x", base_url="http://127.0.0.1:1/v1", api_key="k", timeouts=ModelTimeouts())
-    assert isinstance(model, OpenAIChatModel)
-    assert model.name == "gpt:x"
-    await model.aclose()
-    for wrong in ("", "openai", "openai:", "vendor:x", "gpt-4o"):
-        with pytest.raises(ValueError, match="openai:NAME, scripted:FILE, scripted"):
-            model_from_spec(wrong)
+    with pytest.raises(ValueError, match="cannot be read"):
+        model_from_spec(f"scripted:{tmp_path / 'missing.json'}")

@@ -19,11 +19,11 @@ import pytest
 
 from dualclaw import ContentPart, Media, Message, Role, ToolResult
 from dualclaw_server.engine.model import ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.anthropic_dialect import AnthropicDialect
-from dualclaw_server.models.anthropic_model import AnthropicModel
-from dualclaw_server.models.chat_dialect import ChatDialect
-from dualclaw_server.models.openai import OpenAIChatModel
-from dualclaw_server.models.responses_model import ResponsesModel
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.model import AnthropicModel
+from dualclaw_server.models.chat.dialect import ChatDialect
+from dualclaw_server.models.chat.model import OpenAIChatModel
+from dualclaw_server.models.responses.model import ResponsesModel
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 TOOLS = [ToolSpec("look", "looks", '{"type":"object","properties":{"at":{"type":"string"}}}'), ToolSpec("wait", "", "")]

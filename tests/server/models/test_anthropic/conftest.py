@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from dualclaw_server.models.anthropic_model import AnthropicModel
+from dualclaw_server.models.anthropic.model import AnthropicModel
 
 KEY = "sk-ant-0123456789abcdef"
 _TLS = ssl.create_default_context()

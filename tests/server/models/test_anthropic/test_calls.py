@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dualclaw_server.models.anthropic_answer import ANSWER_TOOL
+from dualclaw_server.models.anthropic.answer import ANSWER_TOOL
 
 
 async def test_parallel_calls_with_text_between_keep_their_order(claude, outcome_of) -> None:

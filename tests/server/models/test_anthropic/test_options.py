@@ -7,9 +7,9 @@ import pytest
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelError, ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.anthropic import AnthropicApi
-from dualclaw_server.models.anthropic_answer import ANSWER_TOOL
-from dualclaw_server.models.anthropic_dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.answer import ANSWER_TOOL
+from dualclaw_server.models.anthropic.api import AnthropicApi
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
 
 ASKED = ModelRequest([Message(role=Role.ROLE_USER, parts=[ContentPart(text="q")])])
 TOOLS = [ToolSpec("f", "does f", ""), ToolSpec("g", "", "")]

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from dualclaw_server.engine.model import TextDelta
-from dualclaw_server.models.anthropic_answer import AnthropicAnswer
+from dualclaw_server.models.anthropic.answer import AnthropicAnswer
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.sse import SSEReader
 

@@ -8,8 +8,8 @@ import pytest
 
 from dualclaw import ContentPart, Diagnosis, Media, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
-from dualclaw_server.models.anthropic_dialect import AnthropicDialect
-from dualclaw_server.models.anthropic_request import GO_ON, LEFT_OUT, tools_json, wire_messages
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.request import GO_ON, LEFT_OUT, tools_json, wire_messages
 from dualclaw_server.models.history import NO_RESULT
 
 PNG = b"\x89PNG\r\n\x1a\nrest"

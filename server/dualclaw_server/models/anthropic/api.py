@@ -1,7 +1,7 @@
 """The Anthropic Messages API as an ``Api``: what ``http_model`` drives.
 
-The translation of messages is in ``anthropic_request``, of options in ``anthropic_options``, the folding of
-answers in ``anthropic_answer``; what vendors vary in ``anthropic_dialect``.
+The translation of messages is in ``anthropic.request``, of options in ``anthropic.options``, the folding of
+answers in ``anthropic.answer``; what vendors vary in ``anthropic.dialect``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
-from dualclaw_server.models.anthropic_answer import AnthropicAnswer
-from dualclaw_server.models.anthropic_dialect import DEFAULT_DIALECT, AnthropicDialect
-from dualclaw_server.models.anthropic_options import wire_options
-from dualclaw_server.models.anthropic_request import tools_json, wire_messages
+from dualclaw_server.models.anthropic.answer import AnthropicAnswer
+from dualclaw_server.models.anthropic.dialect import DEFAULT_DIALECT, AnthropicDialect
+from dualclaw_server.models.anthropic.options import wire_options
+from dualclaw_server.models.anthropic.request import tools_json, wire_messages
 from dualclaw_server.models.endpoint import bearer
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.history import system_text

@@ -20,9 +20,8 @@ import msgspec
 from dualclaw import ContentPart, ReasoningPart
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
-from dualclaw_server.models.anthropic_dialect import DEFAULT_DIALECT, AnthropicDialect
-from dualclaw_server.models.anthropic_media import media_block
-from dualclaw_server.models.chat_request import sent_arguments, sent_name, tool_parameters
+from dualclaw_server.models.anthropic.dialect import DEFAULT_DIALECT, AnthropicDialect
+from dualclaw_server.models.anthropic.media import media_block
 from dualclaw_server.models.history import (
     NO_RESULT,
     AssistantTurn,
@@ -32,6 +31,7 @@ from dualclaw_server.models.history import (
     signature_for,
     turns,
 )
+from dualclaw_server.models.sending import sent_arguments, sent_name, tool_parameters
 
 Wire = dict[str, object]
 

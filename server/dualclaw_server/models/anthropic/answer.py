@@ -28,7 +28,7 @@ from typing import Literal
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
-from dualclaw_server.models.anthropic_wire import (
+from dualclaw_server.models.anthropic.wire import (
     UsageCount,
     WireBlock,
     WireDelta,

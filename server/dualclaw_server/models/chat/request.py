@@ -13,30 +13,26 @@ share):
 - Images go where they are allowed, into user messages; in a tool's result a note stands in their place.
 """
 
-import re
 from collections.abc import Sequence
 
 import msgspec
 
-from dualclaw import Media, ReasoningPart, ToolCall, ToolResult
+from dualclaw import Media, ReasoningPart
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import ModelError, ModelRequest, ToolSpec
-from dualclaw_server.models.chat_dialect import DEFAULT_DIALECT, ChatDialect
-from dualclaw_server.models.chat_media import media_address, media_note, media_text, media_type_of
-from dualclaw_server.models.chat_options import schema_text
+from dualclaw_server.models.chat.dialect import DEFAULT_DIALECT, ChatDialect
+from dualclaw_server.models.chat.options import schema_text
 from dualclaw_server.models.history import (
-    NO_RESULT,
     AssistantTurn,
     CallIds,
     UserTurn,
-    error_text,
     signature_for,
     system_text,
     turns,
 )
+from dualclaw_server.models.media import media_address, media_text, media_type_of
+from dualclaw_server.models.sending import result_text, sent_arguments, sent_name, tool_parameters
 
-_BAD_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME = 64
 _NO_REASONING = " "  # stands for reasoning that is not ours; an empty text counts as missing
 
 Wire = dict[str, object]
@@ -57,18 +53,6 @@ def tools_json(tools: Sequence[ToolSpec]) -> msgspec.Raw:
         }
         made.append({"type": "function", "function": described})
     return msgspec.Raw(msgspec.json.encode(made))
-
-
-def tool_parameters(tool: ToolSpec) -> Wire:
-    """Return a tool's schema.
-
-    Raises:
-        ValueError: it is not a JSON object; the text names the tool.
-    """
-    try:
-        return msgspec.json.decode(tool.parameters or '{"type":"object","properties":{}}', type=Wire)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"parameters of tool {tool.name!r} are not a JSON object: {error}") from None
 
 
 def wire_messages(
@@ -185,25 +169,6 @@ def _detail(part: ReasoningPart) -> Wire | None:
     return detail
 
 
-def result_text(result: ToolResult | None) -> str:
-    """Return a result as text; media are notes."""
-    if result is None:
-        return NO_RESULT
-    pieces: list[str] = []
-    for part in result.parts:
-        match part.WhichOneof("part"):
-            case "text" if part.text:
-                pieces.append(part.text)
-            case "image":
-                pieces.append(media_note(part.image, "image"))
-            case "file":
-                pieces.append(media_note(part.file, "file"))
-    text = "\n".join(pieces)
-    if result.is_error and not text.strip():
-        return error_text(result)
-    return text
-
-
 def _media(media: Media, kind: str) -> Wire:
     """Return a content part for an image or file of a user."""
     text = media_text(media, kind)
@@ -213,21 +178,3 @@ def _media(media: Media, kind: str) -> Wire:
     if media_type_of(media, kind).startswith("image/"):
         return {"type": "image_url", "image_url": {"url": address}}
     return {"type": "file", "file": {"filename": media.name or "file", "file_data": address}}
-
-
-def sent_name(name: str, tool_names: frozenset[str]) -> str:
-    """Return a tool's name with only the characters that vendors allow; names of given tools stay."""
-    if name in tool_names:
-        return name
-    return _BAD_NAME_CHARACTER.sub("_", name)[:_LONGEST_NAME] or "unknown"
-
-
-def sent_arguments(call: ToolCall) -> str:
-    """Return the arguments, or an empty object where they are not one: an edited history may hold anything."""
-    if not call.args_json:
-        return "{}"
-    try:
-        msgspec.json.decode(call.args_json, type=dict[str, msgspec.Raw])
-    except (ValueError, RecursionError):
-        return "{}"
-    return call.args_json

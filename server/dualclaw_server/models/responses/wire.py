@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dualclaw import Usage
-from dualclaw_server.models.chat_wire import set_tokens
+from dualclaw_server.models.usage import set_tokens
 
 Odd = str | int | float | bool | None
 """What may stand where an object is expected: events of kinds that are not known here have other shapes."""

@@ -1,7 +1,7 @@
 """The Responses API of OpenAI as an ``Api``: what ``http_model`` drives.
 
-The translation of messages and options is in ``responses_request``, the folding of answers in
-``responses_answer``; what vendors vary in ``responses_dialect``.
+The translation of messages and options is in ``responses.request``, the folding of answers in
+``responses.answer``; what vendors vary in ``responses.dialect``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,9 +11,9 @@ import msgspec
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
 from dualclaw_server.models.endpoint import bearer
 from dualclaw_server.models.failures import Redactor
-from dualclaw_server.models.responses_answer import ResponsesAnswer
-from dualclaw_server.models.responses_dialect import OPENAI_RESPONSES, ResponsesDialect
-from dualclaw_server.models.responses_request import response_fields, response_tools_json
+from dualclaw_server.models.responses.answer import ResponsesAnswer
+from dualclaw_server.models.responses.dialect import OPENAI_RESPONSES, ResponsesDialect
+from dualclaw_server.models.responses.request import response_fields, response_tools_json
 
 
 class ResponsesApi:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dualclaw import Usage
-
-_INT32_MAX = 2**31 - 1
+from dualclaw_server.models.usage import set_tokens
 
 
 class WireFunction(msgspec.Struct):
@@ -80,12 +79,3 @@ def read_usage(report: Mapping[str, object] | None) -> Usage:
         else report.get("prompt_cache_hit_tokens", report.get("cached_tokens") or None),  # the latter: Kimi
     }
     return set_tokens(usage, found)
-
-
-def set_tokens(usage: Usage, found: Mapping[str, object]) -> Usage:
-    """Set the fields that are numbers of tokens, and return the usage."""
-    for name, reported in found.items():
-        value = int(reported) if isinstance(reported, float) and reported.is_integer() else reported
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32_MAX:
-            setattr(usage, name, value)
-    return usage

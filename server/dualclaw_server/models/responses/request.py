@@ -16,13 +16,19 @@ import msgspec
 
 from dualclaw import ContentPart, Media, ReasoningPart, ToolResult
 from dualclaw.events import clean_text
-from dualclaw_server.engine.model import ModelError, ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.chat_media import media_address, media_text, media_type_of
-from dualclaw_server.models.chat_options import check_tool_choice
-from dualclaw_server.models.chat_request import result_text, sent_arguments, sent_name, tool_parameters
-from dualclaw_server.models.chat_schema import fits_strict_mode, read_schema
+from dualclaw_server.engine.model import ModelOptions, ModelRequest, ToolSpec
 from dualclaw_server.models.history import AssistantTurn, CallIds, SentCall, UserTurn, signature_for, system_text, turns
-from dualclaw_server.models.responses_dialect import OPENAI_RESPONSES, ResponsesDialect
+from dualclaw_server.models.media import media_address, media_text, media_type_of
+from dualclaw_server.models.responses.dialect import OPENAI_RESPONSES, ResponsesDialect
+from dualclaw_server.models.schema import fits_strict_mode, read_schema
+from dualclaw_server.models.sending import (
+    check_tool_choice,
+    refusal,
+    result_text,
+    sent_arguments,
+    sent_name,
+    tool_parameters,
+)
 
 Wire = dict[str, object]
 
@@ -61,7 +67,7 @@ def response_fields(
         ModelError: MODEL_BAD_RESPONSE, the API or the tools at hand cannot do what the request asks.
     """
     if request.prefix:
-        raise _refusal("the Responses API cannot go on from the beginning of an answer")
+        raise refusal("the Responses API cannot go on from the beginning of an answer")
     made: Wire = {"model": model, "store": False}
     if system := system_text(request):
         made["instructions"] = system
@@ -97,7 +103,7 @@ def _options(
 ) -> Wire:
     made: Wire = {}
     if options.stop:
-        raise _refusal("the Responses API has no stop texts")
+        raise refusal("the Responses API has no stop texts")
     check_tool_choice(options, tool_names)
     if tools is not None:
         made["tools"] = tools
@@ -199,7 +205,3 @@ def _media(media: Media, kind: str) -> Wire:
     if media_type_of(media, kind).startswith("image/"):
         return {"type": "input_image", "image_url": media_address(media, kind)}
     return {"type": "input_file", "filename": media.name or "file", "file_data": media_address(media, kind)}
-
-
-def _refusal(why: str) -> ModelError:
-    return ModelError("MODEL_BAD_RESPONSE", f"The request cannot be made: {why}.", retryable=False)

@@ -26,7 +26,7 @@ import msgspec
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
-from dualclaw_server.models.chat_wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
+from dualclaw_server.models.chat.wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
 from dualclaw_server.models.failures import Redactor, error_from_object, find_error, unreadable
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.reasoning import ThinkSplitter

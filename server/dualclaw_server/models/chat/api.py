@@ -1,7 +1,7 @@
 """Chat Completions as an ``Api``: what ``http_model`` drives.
 
-The translation of messages is in ``chat_request``, of options in ``chat_options``, the folding of answers in
-``chat_answer``; what vendors vary in ``chat_dialect``.
+The translation of messages is in ``chat.request``, of options in ``chat.options``, the folding of answers in
+``chat.answer``; what vendors vary in ``chat.dialect``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
-from dualclaw_server.models.chat_answer import ChatAnswer
-from dualclaw_server.models.chat_dialect import DEFAULT_DIALECT, ChatDialect
-from dualclaw_server.models.chat_options import wire_options
-from dualclaw_server.models.chat_request import tools_json, wire_messages
+from dualclaw_server.models.chat.answer import ChatAnswer
+from dualclaw_server.models.chat.dialect import DEFAULT_DIALECT, ChatDialect
+from dualclaw_server.models.chat.options import wire_options
+from dualclaw_server.models.chat.request import tools_json, wire_messages
 from dualclaw_server.models.endpoint import bearer
 from dualclaw_server.models.failures import Redactor
 

@@ -7,9 +7,10 @@ be made.
 
 import msgspec
 
-from dualclaw_server.engine.model import ModelError, ModelOptions
-from dualclaw_server.models.chat_dialect import ChatDialect
-from dualclaw_server.models.chat_schema import fits_strict_mode, read_schema
+from dualclaw_server.engine.model import ModelOptions
+from dualclaw_server.models.chat.dialect import ChatDialect
+from dualclaw_server.models.schema import fits_strict_mode, read_schema
+from dualclaw_server.models.sending import check_tool_choice, refusal
 
 Wire = dict[str, object]
 
@@ -50,19 +51,6 @@ def schema_text(options: ModelOptions, dialect: ChatDialect) -> str:
     return f"Answer with nothing but one JSON object that fits this JSON schema: {schema}"
 
 
-def check_tool_choice(options: ModelOptions, tool_names: frozenset[str]) -> None:
-    """Refuse a demand for a call that the tools at hand cannot meet.
-
-    Raises:
-        ModelError: MODEL_BAD_RESPONSE.
-    """
-    choice = options.tool_choice
-    if choice in (None, "auto", "none") or (choice == "required" and tool_names) or choice in tool_names:
-        return
-    known = ", ".join(sorted(tool_names)) or "none"
-    raise _refusal(f"tool_choice is {choice!r}, but the model has these tools: {known}")
-
-
 def _tools(options: ModelOptions, tools: msgspec.Raw | None, tool_names: frozenset[str], dialect: ChatDialect) -> Wire:
     check_tool_choice(options, tool_names)
     choice, known = options.tool_choice, dialect.tool_choices
@@ -84,14 +72,10 @@ def _tools(options: ModelOptions, tools: msgspec.Raw | None, tool_names: frozens
     elif choice != "required" and "required" in known and tools is not None:
         made |= {"tools": _only(tools, choice), "tool_choice": "required"}
     else:
-        raise _refusal(f"this vendor cannot be made to call a tool (tool_choice {choice!r})")
+        raise refusal(f"this vendor cannot be made to call a tool (tool_choice {choice!r})")
     return made
 
 
 def _only(tools: msgspec.Raw, name: str) -> list[dict[str, object]]:
     found = msgspec.json.decode(tools, type=list[dict[str, object]])
     return [tool for tool in found if isinstance(tool["function"], dict) and tool["function"].get("name") == name]
-
-
-def _refusal(why: str) -> ModelError:
-    return ModelError("MODEL_BAD_RESPONSE", f"The request cannot be made: {why}.", retryable=False)

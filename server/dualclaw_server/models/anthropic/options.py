@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dualclaw_server.engine.model import ModelError, ModelOptions, ModelRequest
-from dualclaw_server.models.anthropic_answer import ANSWER_TOOL
-from dualclaw_server.models.anthropic_dialect import AnthropicDialect
-from dualclaw_server.models.anthropic_request import resumes_without_thinking, used_tools
-from dualclaw_server.models.anthropic_schema import closed_schema
-from dualclaw_server.models.chat_options import check_tool_choice
-from dualclaw_server.models.chat_schema import read_schema
+from dualclaw_server.engine.model import ModelOptions, ModelRequest
+from dualclaw_server.models.anthropic.answer import ANSWER_TOOL
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.request import resumes_without_thinking, used_tools
+from dualclaw_server.models.anthropic.schema import closed_schema
+from dualclaw_server.models.schema import read_schema
+from dualclaw_server.models.sending import check_tool_choice, refusal
 
 Wire = dict[str, object]
 
@@ -105,7 +105,7 @@ def _choice(options: ModelOptions, tool_names: frozenset[str], dialect: Anthropi
 def _answer_choice(choice: Wire | None, tool_names: frozenset[str], dialect: AnthropicDialect) -> Wire:
     """Return the choice that makes the model call a tool: one of its own, where it may, or the answer's."""
     if not dialect.forced_tools:
-        raise _refusal("this model takes neither the response schema nor a demand to call a tool")
+        raise refusal("this model takes neither the response schema nor a demand to call a tool")
     if choice is not None and choice["type"] == "tool":
         return choice
     if tool_names and (choice is None or choice["type"] != "none"):
@@ -136,9 +136,5 @@ def _sampling(options: ModelOptions) -> Wire:
 def _stops(stops: Sequence[str]) -> list[str]:
     blank = [stop for stop in stops if not stop.strip()]
     if blank:
-        raise _refusal(f"this vendor takes no stop text that is only white space ({blank[0]!r})")
+        raise refusal(f"this vendor takes no stop text that is only white space ({blank[0]!r})")
     return list(stops)
-
-
-def _refusal(why: str) -> ModelError:
-    return ModelError("MODEL_BAD_RESPONSE", f"The request cannot be made: {why}.", retryable=False)

@@ -1,17 +1,17 @@
 """Models behind an endpoint of OpenAI's Responses API.
 
-How it speaks is in ``responses_api``, the driver in ``http_model``.
+How it speaks is in ``responses.api``, the driver in ``http_model``.
 """
 
 import ssl
 from collections.abc import Mapping
 
 from dualclaw_server.engine.model import ModelTraits
+from dualclaw_server.models.chat.model import DEFAULT_BASE_URL
 from dualclaw_server.models.endpoint import Endpoint, ModelTimeouts
 from dualclaw_server.models.http_model import HttpChatModel
-from dualclaw_server.models.openai import DEFAULT_BASE_URL
-from dualclaw_server.models.responses_api import ResponsesApi
-from dualclaw_server.models.responses_dialect import ResponsesDialect
+from dualclaw_server.models.responses.api import ResponsesApi
+from dualclaw_server.models.responses.dialect import ResponsesDialect
 from dualclaw_server.models.sse import DEFAULT_MAX_EVENT_BYTES
 
 

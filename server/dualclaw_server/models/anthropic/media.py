@@ -5,7 +5,7 @@ import re
 
 from dualclaw import Media
 from dualclaw.events import clean_text
-from dualclaw_server.models.chat_media import media_note
+from dualclaw_server.models.media import media_note
 
 Wire = dict[str, object]
 

@@ -28,7 +28,7 @@ from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
 from dualclaw_server.models.failures import Redactor, error_from_object, find_error, unreadable
 from dualclaw_server.models.history import mark
-from dualclaw_server.models.responses_wire import (
+from dualclaw_server.models.responses.wire import (
     WireEvent,
     WireItem,
     WireResponse,

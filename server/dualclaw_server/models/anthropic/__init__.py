@@ -1,0 +1,1 @@
+"""Anthropic Messages: requests, answers, and the model made of them."""

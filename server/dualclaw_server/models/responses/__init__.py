@@ -1,0 +1,1 @@
+"""OpenAI Responses: requests, answers, and the model made of them."""

@@ -1,0 +1,16 @@
+"""Numbers of tokens as vendors report them."""
+
+from collections.abc import Mapping
+
+from dualclaw import Usage
+
+_INT32_MAX = 2**31 - 1
+
+
+def set_tokens(usage: Usage, found: Mapping[str, object]) -> Usage:
+    """Set the fields that are numbers of tokens, and return the usage."""
+    for name, reported in found.items():
+        value = int(reported) if isinstance(reported, float) and reported.is_integer() else reported
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32_MAX:
+            setattr(usage, name, value)
+    return usage
