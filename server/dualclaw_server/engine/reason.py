@@ -7,6 +7,8 @@ Rules
 - What is transient is tried again after a wait (``retry``); attempts are told apart from a router's fallback to
   another model, which happens inside one attempt and begins the answer anew.
 - Clients never see a token twice without a rewind (``agreement``). Only the agent at the root shows anything.
+- A context that was shortened is no retry of the same call: it takes none of the attempts away, and may be
+  shortened MAX_SHORTENINGS times.
 - What failed attempts cost is counted.
 """
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_SHORTENINGS = 4
+"""Times an overflowing context may be shortened for one answer."""
 SEPARATOR = "\n\n"
 """Sets the text of an answer apart from that of the one before in the same segment."""
 _CHANCE = random.SystemRandom()
@@ -57,6 +61,7 @@ class Answer:
         self._writer = scope.segment.writer
         self._mode = scope.trace.options.retry_mode
         self._attempt = 0
+        self._shortenings = 0
         self._why = ""
         if scope.at_root:
             base = self._writer.shown()
@@ -82,13 +87,17 @@ class Answer:
         """Prepare the next attempt, or raise the error when there is to be none."""
         if error.usage is not None:
             self._trace.add_usage(error.usage)
-        attempts = self._scope.agent.retry.attempts
+        overflow = error.reason == "CONTEXT_OVERFLOW"
+        tried = self._attempt - self._shortenings
+        number = self._shortenings + 1 if overflow else tried
+        limit = MAX_SHORTENINGS if overflow else self._scope.agent.retry.attempts - 1
         changed = False
-        if self._attempt < attempts:
-            changed = await self._scope.chain.reason_retry(self._trace, error, self._attempt, self._prompt)
-        delay = retries.next_delay(error, self._attempt, now)
+        if number <= limit:
+            changed = await self._scope.chain.reason_retry(self._trace, error, number, self._prompt)
+        delay = retries.next_delay(error, tried, now)
         if delay is None and not changed:
             raise error
+        self._shortenings += overflow
         self._why = error.reason
         log.info(
             "attempt %d at a model call failed: %s; trying again",

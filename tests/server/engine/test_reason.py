@@ -195,6 +195,24 @@ async def test_an_overflow_is_mended_by_whoever_shortens_the_context_or_ends_typ
         assert asked.last.error.diagnosis.code == "context.overflow"
 
 
+async def test_shortening_a_context_takes_no_attempt_away(open_engine: Opener) -> None:
+    """A context that overflows four times and then meets two transient failures still gets its answer."""
+    heard: list[tuple[str, int]] = []
+
+    class Shrinks(Numbered):
+        async def on_reason_retry(self, trace: Trace, error: ModelError, attempt: int, prompt: Prompt) -> bool:
+            await super().on_reason_retry(trace, error, attempt, prompt)
+            heard.append((error.reason, attempt))
+            return error.reason == "CONTEXT_OVERFLOW"
+
+    overflow: list[dict[str, object]] = [{"fail": "CONTEXT_OVERFLOW"}]
+    busy: list[dict[str, object]] = [{"fail": "MODEL_OVERLOADED"}]
+    script = attempts(overflow, overflow, overflow, overflow, busy, busy, [{"text": "at last"}])
+    engine = await open_engine(Agent("a", interceptors=[Shrinks()], retry=QUICK), *script)
+    assert (await engine.ask("go")).last.done.content == "at last"
+    assert heard == [("CONTEXT_OVERFLOW", n) for n in (1, 2, 3, 4)] + [("MODEL_OVERLOADED", n) for n in (1, 2)]
+
+
 async def test_a_router_falls_back_inside_an_attempt_and_rewinds_where_the_models_differ(store: RunStore) -> None:
     """The second model begins anew: clients see one rewind with its text, and no retry was counted."""
     numbered = Numbered()
