@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from dualclaw_server import record
 from dualclaw_server.app import LINGER, StartError, make_parts, part_problems, serve
+from dualclaw_server.interceptors.masking import Masker
 from dualclaw_server.servicers.logs import Redactor, start_logging
 from dualclaw_server.settings import SettingsError, described_settings, read_settings
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, warnings = read_settings(os.environ, vars(options))
     except SettingsError as error:
         return _refuse(error.warnings, error.problems + (part_problems(error.rest) if error.rest else []))
-    redactor = Redactor(settings.secrets)
+    redactor = Redactor(settings.secrets, Masker().text)
     start_logging(sys.stderr, redactor)
     try:
         parts = make_parts(settings)

@@ -3,6 +3,7 @@
 from dualclaw_server.interceptors.audit import AuditInterceptor, JsonLinesSink, LogSink
 from dualclaw_server.interceptors.budget import BudgetInterceptor, Price
 from dualclaw_server.interceptors.compression import ContextCompressionInterceptor
+from dualclaw_server.interceptors.hitl import HitlInterceptor, Policy
 from dualclaw_server.interceptors.permission import PermissionInterceptor, Rule
 from dualclaw_server.interceptors.sanitizer import ToolSanitizerInterceptor
 from dualclaw_server.interceptors.stop_loop import StopLoopInterceptor
@@ -15,9 +16,11 @@ __all__ = [
     "AuditInterceptor",
     "BudgetInterceptor",
     "ContextCompressionInterceptor",
+    "HitlInterceptor",
     "JsonLinesSink",
     "LogSink",
     "PermissionInterceptor",
+    "Policy",
     "Price",
     "Rule",
     "StopLoopInterceptor",
