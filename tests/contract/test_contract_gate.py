@@ -171,7 +171,7 @@ MUTATIONS = (
         "",
         "FIELD_NO_DELETE",
     ),
-    Mutation("checkpoint_stage_renumbered", CHECKPOINT, "STAGE_END = 3;", "STAGE_END = 4;", "ENUM_VALUE_NO_DELETE"),
+    Mutation("checkpoint_stage_renumbered", CHECKPOINT, "STAGE_END = 3;", "STAGE_END = 9;", "ENUM_VALUE_NO_DELETE"),
 )
 
 

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from dualclaw_server.engine.checkpoint import Checkpoint, RunRecord
+from dualclaw_server.engine.store import RunKey
 from dualclaw_server.engine.tool import ToolContext
+from dualclaw_server.engine.trace import Trace
 from dualclaw_server.tools.documents import MAX_HITS, search_documents
 
-CONTEXT = ToolContext("t", "s", "r", "c", "call", "key", {})
+TRACE = Trace(RunKey("t", "r"), RunRecord(), Checkpoint(), (), ())
+CONTEXT = ToolContext("t", "s", "r", "c", "call", "key", {}, TRACE)
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def ask(folder: Path, query: str) -> str:
-    return (await search_documents(folder).call({"query": query}, CONTEXT))[0].text
+    return (await search_documents(folder).call({"query": query}, CONTEXT)).parts[0].text
 
 
 async def test_passages_come_with_their_source_and_heading(folder: Path) -> None:
