@@ -10,11 +10,12 @@ from types import MappingProxyType
 
 import dualclaw
 from dualclaw_server.engine.chain import warn_of_deprecated
+from dualclaw_server.engine.handoff import TRANSFER, transfer_tool
 from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.node import NodeRegistry
 from dualclaw_server.engine.retry import RetryPolicy
-from dualclaw_server.engine.strategy import BringsTools, Chat, ReAct, Strategy
+from dualclaw_server.engine.strategy import Chat, ReAct, Strategy, tools_of
 from dualclaw_server.engine.texts import TEXTS, Locale, Texts
 from dualclaw_server.engine.tool import EFFECTS, KINDS, Tool, ToolContext
 
@@ -32,7 +33,7 @@ class Limits:
     max_tokens: int = 1_000_000
     """Input and output tokens as reported by the models (BUDGET_EXCEEDED)."""
     max_tool_calls: int = 200
-    """Tool calls (BUDGET_EXCEEDED)."""
+    """Tool calls, those of sub-agents included (BUDGET_EXCEEDED)."""
     parallel_tools: int = 8
     """Tools at work at once; the others wait."""
     max_result: int = 16_000
@@ -86,10 +87,15 @@ class Agent:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"agent name {self.name!r}: use 1 to 64 of letters, digits, _ and -")
+        if self.locale not in TEXTS:
+            raise ValueError(f"agent {self.name}: locale {self.locale!r} is none of {', '.join(TEXTS)}")
+        if self.name in self.transfer_to:
+            raise ValueError(f"agent {self.name}: cannot hand over to itself")
         for item in self.interceptors:
             warn_of_deprecated(item)
         for what, names in (
-            ("tool", [*(t.name for t in self.tools), *(a.name for a in self.sub_agents)]),
+            ("tool", [tool.name for tool in (*self.all_tools, *self.engine_tools)]),
+            ("transfer", list(self.transfer_to)),
             ("model", [m.name for m in self.models]),
             ("interceptor", [i.name for i in self.interceptors]),
         ):
@@ -98,8 +104,6 @@ class Agent:
                 raise ValueError(
                     f"agent {self.name}: {what} names must differ, repeated: {', '.join(sorted(repeated))}"
                 )
-        if self.locale not in TEXTS:
-            raise ValueError(f"agent {self.name}: locale {self.locale!r} is none of {', '.join(TEXTS)}")
 
     @cached_property
     def all_tools(self) -> tuple[Tool, ...]:
@@ -107,9 +111,15 @@ class Agent:
         return (*self.tools, *(agent_tool(agent) for agent in self.sub_agents))
 
     @cached_property
+    def engine_tools(self) -> tuple[Tool, ...]:
+        """The tools that strategy and transfers add to them."""
+        transfer = (transfer_tool(self.transfer_to, self.texts),) if self.transfer_to else ()
+        return (*tools_of(self.strategy, self.texts), *transfer)
+
+    @cached_property
     def tools_by_name(self) -> Mapping[str, Tool]:
         """All tools, by name."""
-        return MappingProxyType({tool.name: tool for tool in self.all_tools})
+        return MappingProxyType({tool.name: tool for tool in (*self.all_tools, *self.engine_tools)})
 
     @cached_property
     def models_by_name(self) -> Mapping[str, ChatModel]:
@@ -123,10 +133,28 @@ class Agent:
 
     @cached_property
     def nodes(self) -> NodeRegistry:
-        """The agent's graph."""
-        brought = self.strategy.tools if isinstance(self.strategy, BringsTools) else ()
-        tools = [(tool.name, tool.kind) for tool in (*self.all_tools, *brought)]
-        return NodeRegistry(self.name, self.effective_strategy.name, self.models_by_name, tools)
+        """The agent's graph, with its sub-agents' graphs in it as deep as calls can go."""
+        return self._graph("", self.limits.max_depth)
+
+    def _graph(self, place: str, depth: int) -> NodeRegistry:
+        base = f"{place}/{self.name}" if place else self.name
+        below = {
+            tool.name: tool.agent._graph(
+                NodeRegistry.tool_id(base, tool.name), min(depth - 1, tool.agent.limits.max_depth)
+            )
+            for tool in self.all_tools
+            if depth and isinstance(tool, AgentTool)
+        }
+        tools = [(tool.name, tool.kind) for tool in self._shown_tools(at_root=not place)]
+        transfers = (TRANSFER, () if place else self.transfer_to)
+        strategy = self.effective_strategy.name
+        return NodeRegistry(
+            self.name, strategy, self.models_by_name, tools, below=below, transfers=transfers, place=place
+        )
+
+    def _shown_tools(self, *, at_root: bool) -> list[Tool]:
+        """Return the tools its model is told of; only the agent at the root of a run can hand over."""
+        return [tool for tool in (*self.all_tools, *self.engine_tools) if at_root or tool.name != TRANSFER]
 
     @property
     def texts(self) -> Texts:
@@ -139,7 +167,7 @@ class Agent:
         info = dualclaw.Agent(
             name=self.name, description=self.description, nodes=self.nodes.nodes, models=list(self.models_by_name)
         )
-        for tool in self.all_tools:
+        for tool in (*self.all_tools, *self.engine_tools):
             info.tools.add(
                 name=tool.name,
                 description=tool.description,
@@ -147,6 +175,7 @@ class Agent:
                 server=tool.server,
                 parameters_json=tool.parameters_json,
                 effect=EFFECTS[tool.effect],
+                needs_approval=any(item.enabled and item.needs_approval(tool) for item in self.interceptors),
             )
         for item in sorted(self.interceptors, key=lambda item: item.order):
             info.interceptors.add(name=item.name, order=item.order, enabled=item.enabled, switchable=item.switchable)

@@ -63,7 +63,7 @@ class Call:
     def decision(self) -> Decision | None:
         """What people last decided about it; None: nothing yet."""
         for question in reversed(self._trace.root.checkpoint.questions):
-            if question.call_id == self.id and question.HasField("decision"):
+            if question.call_id == self.id and question.HasField("index") and question.HasField("decision"):
                 return question.decision
         return None
 
@@ -76,7 +76,10 @@ class Call:
         """
         if not self.open:
             raise RuntimeError(f"call {self.id} of {self.name} has begun; its arguments stay as they are")
-        text = canonical_args(args)
+        self.take(canonical_args(args))
+
+    def take(self, text: str) -> None:
+        """Have these arguments, canonical, from now on, begun or not; for the engine itself."""
         if text == self.state.call.args_json:
             return
         if not self.state.original_args_json:

@@ -7,7 +7,11 @@
 - Start hooks report how far they came (the number of interceptors reached, counted over the whole chain), and the
   matching end hooks are called for exactly those, in reverse. Every one of them is called: there, an outcome does
   not stop the others, a Replace changes what the others see, and the first other outcome counts.
-- A cancel that arrives while end hooks run takes effect after them; each has HOOK_GRACE seconds.
+- A deprecated hook is called right after the one that took its place, and its outcomes mean the same.
+- An outcome that a hook cannot have is its interceptor's own failure, like any exception.
+- A cancel that arrives while end hooks run takes effect after them. Each has ``grace`` seconds, in a task of its own,
+  so one that ignores everything is left behind.
+- Masks of the agents above apply to what a sub-agent shows: it is the same stream.
 """
 
 from __future__ import annotations
@@ -15,13 +19,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar, cast
 
 from dualclaw import Message
-from dualclaw.errors import EngineError
+from dualclaw.json_text import canonical_args
 from dualclaw_server.engine.call import Call
+from dualclaw_server.engine.hooks import (
+    InterceptorFailed,
+    call_end_hook,
+    call_hook,
+    forgive,
+    stopped,
+    to_the_end,
+)
 from dualclaw_server.engine.interceptor import (
+    DEPRECATED,
+    HOOKS,
     AnswerNext,
     Interceptor,
     ModelNext,
@@ -29,11 +44,13 @@ from dualclaw_server.engine.interceptor import (
     Prompt,
     RunConfig,
     ToolNext,
+    outcome_problem,
 )
-from dualclaw_server.engine.layers import InterceptorFailed, around_call, around_stream, around_tool
+from dualclaw_server.engine.layers import around_call, around_stream, around_tool
 from dualclaw_server.engine.model import ModelError, ModelOptions, ModelResponse
-from dualclaw_server.engine.outcome import Outcome, Replace
+from dualclaw_server.engine.outcome import Fail, Outcome, Replace
 from dualclaw_server.engine.store import StoreError
+from dualclaw_server.engine.tool import contained
 from dualclaw_server.engine.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -43,28 +60,47 @@ T = TypeVar("T")
 HOOK_GRACE = 5.0
 """Seconds an end hook may take."""
 
-DEPRECATED: Mapping[str, str] = {
-    "on_thought": "on_reason_end",
-    "on_action": "on_tool_call_start",
-    "on_observation": "on_tool_call_end",
-}
+WITHHELD = "(withheld)"
+"""What is shown where a mask has failed."""
+
+
+_Step = tuple[int, Interceptor, str]
+"""An interceptor by its place in the chain, and a hook it has."""
 
 
 class Chain:
     """The enabled interceptors of an agent, in order. Made once per segment."""
 
-    def __init__(self, interceptors: Sequence[Interceptor]) -> None:
-        """``interceptors`` are those that are on, the outermost first."""
+    def __init__(
+        self, interceptors: Sequence[Interceptor], *, above: Chain | None = None, grace: float = HOOK_GRACE
+    ) -> None:
+        """``interceptors`` are those that are on, the outermost first; ``above`` is the chain of the agent above."""
         self.all = tuple(interceptors)
-        self._having = {hook: self._those_with(hook) for hook in _HOOKS}
+        self._having = {hook: self._those_with(hook) for hook in HOOKS}
         self._masking = [item for item in self.all if type(item).mask is not Interceptor.mask]
+        self._above = above
+        self._grace = grace
         self._agent_started = 0
 
     @classmethod
-    def of(cls, interceptors: Iterable[Interceptor], switches: Mapping[str, bool]) -> Chain:
-        """Freeze interceptors; ``switches`` by name override what they say themselves."""
-        on = [item for item in interceptors if switches.get(item.name, item.enabled)]
-        return cls(sorted(on, key=lambda item: item.order))
+    def of(
+        cls,
+        interceptors: Iterable[Interceptor],
+        switches: Mapping[str, bool],
+        *,
+        above: Chain | None = None,
+        grace: float = HOOK_GRACE,
+    ) -> Chain:
+        """Freeze interceptors; ``switches`` by name override what those that may be switched say themselves.
+
+        The names in ``switches`` may be meant for another agent of the run, so it is looked at here who may be.
+        """
+        on = [
+            item
+            for item in interceptors
+            if (switches.get(item.name, item.enabled) if item.switchable else item.enabled)
+        ]
+        return cls(sorted(on, key=lambda item: item.order), above=above, grace=grace)
 
     def _those_with(self, hook: str) -> tuple[tuple[int, Interceptor], ...]:
         return tuple(
@@ -79,76 +115,90 @@ class Chain:
     # The agent
 
     async def before_agent(self, trace: Trace, config: RunConfig) -> RunConfig:
-        """Return the shape of the run. A failure fails the run, whatever the interceptor declares."""
+        """Return the shape of the run. A failure fails the run, whatever the interceptor declares. Raises Outcome."""
         for _, item in self._having["before_agent"]:
             try:
-                changed = await item.before_agent(trace, config)
+                with contained(item.name):
+                    changed = await item.before_agent(trace, config)
                 if type(changed) is not RunConfig:
                     raise TypeError(f"before_agent must return a RunConfig, not {type(changed).__name__}")
-            except (Outcome, EngineError, StoreError):
+            except (StoreError, InterceptorFailed):
                 raise
-            except Exception as error:
-                log.exception("interceptor %s failed in before_agent", item.name)
+            except (Exception, asyncio.CancelledError) as error:
+                if stopped(error):
+                    raise
+                if isinstance(error, Outcome) and not outcome_problem("before_agent", error):
+                    error.origin = error.origin or item.name
+                    raise
+                log.error("interceptor %s failed in before_agent", item.name, exc_info=error)
                 raise InterceptorFailed(item.name, "before_agent", error) from error
             config = changed
         return config
 
     async def agent_start(self, trace: Trace) -> Outcome | None:
         """Call on_agent_start."""
-        self._agent_started = len(self.all)
+        self._agent_started = 0
 
         def reached(count: int) -> None:
             self._agent_started = count
 
-        return await self._start("on_agent_start", lambda item: item.on_agent_start(trace), reached)
+        return await self._start(["on_agent_start"], lambda item, _: item.on_agent_start(trace), reached=reached)
 
-    async def agent_end(self, trace: Trace) -> None:
-        """Call on_agent_end for whoever was called at the start, once."""
+    async def agent_end(self, trace: Trace) -> Outcome | None:
+        """Call on_agent_end for whoever was called at the start, once; returns the first Fail that is wanted."""
         started, self._agent_started = self._agent_started, 0
-
-        async def end() -> None:
-            for place, item in reversed(self._having["on_agent_end"]):
-                if place < started:
-                    await self._end(item, "on_agent_end", item.on_agent_end(trace))
-
-        if started and self._having["on_agent_end"]:
-            await _to_the_end(end())
+        return await self._ends("on_agent_end", lambda item: item.on_agent_end(trace), started)
 
     # The model
 
     async def reason_start(self, trace: Trace, prompt: Prompt) -> Outcome | None:
         """Call on_reason_start."""
-        return await self._start("on_reason_start", lambda item: item.on_reason_start(trace, prompt))
+
+        def take(value: object) -> None:
+            nonlocal prompt
+            prompt = cast("Prompt", value)
+
+        return await self._start(["on_reason_start"], lambda item, _: item.on_reason_start(trace, prompt), take)
 
     async def prepare(self, trace: Trace, options: ModelOptions, prompt: Prompt) -> Outcome | None:
         """Call on_prepare."""
-        return await self._start("on_prepare", lambda item: item.on_prepare(trace, options, prompt))
+
+        def take(value: object) -> None:
+            nonlocal options
+            options = cast("ModelOptions", value)
+
+        return await self._start(["on_prepare"], lambda item, _: item.on_prepare(trace, options, prompt), take)
 
     async def reason_retry(self, trace: Trace, error: ModelError, attempt: int, prompt: Prompt) -> bool:
-        """Call on_reason_retry of everyone; True when one has changed something."""
+        """Call on_reason_retry of everyone; True when one has changed something. Raises Outcome."""
         changed = False
+
+        async def ask(item: Interceptor) -> None:
+            nonlocal changed
+            changed = bool(await item.on_reason_retry(trace, error, attempt, prompt)) or changed
+
         for _, item in self._having["on_reason_retry"]:
-            try:
-                changed = bool(await item.on_reason_retry(trace, error, attempt, prompt)) or changed
-            except (Outcome, EngineError, StoreError):
-                raise
-            except Exception as failure:
-                self._forgive(item, "on_reason_retry", failure)
+            wanted = await call_hook(item, "on_reason_retry", partial(ask, item))
+            if wanted is not None:
+                raise wanted
         return changed
 
     async def reason_end(
         self, trace: Trace, response: ModelResponse, message: Message, duration: float
     ) -> Outcome | None:
-        """Call on_reason_end in reverse, then the deprecated on_thought."""
-        for _, item in reversed(self._having["on_reason_end"]):
-            outcome = await self._one(item, "on_reason_end", item.on_reason_end(trace, response, message, duration))
-            if outcome is not None:
-                return outcome
-        if self._having["on_thought"]:
-            thought = "".join(part.text for part in message.parts if part.WhichOneof("part") == "text")
-            for _, item in reversed(self._having["on_thought"]):
-                await self._one(item, "on_thought", item.on_thought(trace, thought))
-        return None
+        """Call on_reason_end and the deprecated on_thought, in reverse."""
+
+        def take(value: object) -> None:
+            nonlocal message
+            message = cast("Message", value)
+
+        def make(item: Interceptor, hook: str) -> Awaitable[object]:
+            if hook == "on_thought":
+                thought = "".join(part.text for part in message.parts if part.WhichOneof("part") == "text")
+                return item.on_thought(trace, thought)
+            return item.on_reason_end(trace, response, message, duration)
+
+        return await self._start(["on_reason_end", "on_thought"], make, take, reverse=True)
 
     def stream(self, innermost: ModelNext) -> ModelNext:
         """Return the model with every intercept_stream around it."""
@@ -168,40 +218,51 @@ class Chain:
     # Tools
 
     async def action_start(self, trace: Trace, calls: Sequence[Call]) -> Outcome | None:
-        """Call on_action_start."""
-        return await self._start("on_action_start", lambda item: item.on_action_start(trace, calls))
+        """Call on_action_start. Arguments it wants replaced are replaced when this returns."""
+        by_id = {call.id: call for call in calls}
 
-    async def action_end(self, trace: Trace, calls: Sequence[Call]) -> None:
-        """Call on_action_end in reverse."""
+        def take(value: object) -> None:
+            changes = cast("Mapping[str, Mapping[str, object]]", value)
+            if unknown := [str(call_id) for call_id in changes if call_id not in by_id]:
+                raise TypeError(f"on_action_start replaces arguments of unknown calls: {', '.join(unknown)}")
+            for args in changes.values():
+                if not isinstance(args, Mapping):
+                    raise TypeError(f"arguments of a call are an object, not {type(args).__name__}")
+                canonical_args(args)
+            for call_id, args in changes.items():
+                by_id[call_id].change(args)
 
-        async def end() -> None:
-            for _, item in reversed(self._having["on_action_end"]):
-                await self._end(item, "on_action_end", item.on_action_end(trace, calls))
+        outcome = await self._start(["on_action_start"], lambda item, _: item.on_action_start(trace, calls), take)
+        return None if isinstance(outcome, Replace) else outcome
 
-        if self._having["on_action_end"]:
-            await _to_the_end(end())
+    async def action_end(self, trace: Trace, calls: Sequence[Call]) -> Outcome | None:
+        """Call on_action_end in reverse; returns the first outcome."""
+        return await self._ends("on_action_end", lambda item: item.on_action_end(trace, calls), len(self.all))
 
     async def plan(self, trace: Trace, steps: Sequence[str]) -> Outcome | None:
         """Call on_plan."""
-        return await self._start("on_plan", lambda item: item.on_plan(trace, steps))
+
+        def take(value: object) -> None:
+            nonlocal steps
+            new = cast("Sequence[object]", value)
+            if isinstance(new, str) or not all(isinstance(step, str) for step in new):
+                raise TypeError("on_plan is replaced by a list of texts")
+            steps = [str(step) for step in new]
+
+        return await self._start(["on_plan"], lambda item, _: item.on_plan(trace, steps), take)
 
     async def tool_call_start(self, trace: Trace, call: Call, reached: Callable[[int], None]) -> Outcome | None:
         """Call on_tool_call_start and the deprecated on_action; ``reached`` is told how far it came.
 
         Raises InterceptorFailed.
         """
-        deprecated = dict(self._having["on_action"])
-        having = dict([*self._having["on_tool_call_start"], *self._having["on_action"]])
-        for place in sorted(having):
-            item = having[place]
-            reached(place + 1)
-            outcome = await self._one(item, "on_tool_call_start", item.on_tool_call_start(trace, call))
-            if place in deprecated:
-                await self._one(item, "on_action", item.on_action(trace, call.name, call.args))
-            if outcome is not None:
-                return outcome
-        reached(len(self.all))
-        return None
+
+        def make(item: Interceptor, hook: str) -> Awaitable[object]:
+            if hook == "on_action":
+                return item.on_action(trace, call.name, call.args)
+            return item.on_tool_call_start(trace, call)
+
+        return await self._start(["on_tool_call_start", "on_action"], make, reached=reached)
 
     async def tool_call_end(
         self,
@@ -217,41 +278,25 @@ class Chain:
         Returns the observation as it came out, and the first outcome that is more than a Replace. What a failed
         guard lets not pass becomes what ``withheld`` makes of it.
         """
-        if not self._having["on_tool_call_end"] and not self._having["on_observation"]:
-            return observation, None
-        return await _to_the_end(self._tool_call_end(trace, call, observation, duration, started, withheld))
 
-    async def _tool_call_end(
-        self,
-        trace: Trace,
-        call: Call,
-        observation: Observation,
-        duration: float,
-        started: int,
-        withheld: Callable[[InterceptorFailed], Observation],
-    ) -> tuple[Observation, Outcome | None]:
-        deprecated = dict(self._having["on_observation"])
-        having = dict([*self._having["on_tool_call_end"], *self._having["on_observation"]])
-        wanted: Outcome | None = None
-        for place in sorted(having, reverse=True):
-            if place >= started:
-                continue
-            item = having[place]
-            hook = item.on_tool_call_end(trace, call, observation, observation.error, duration)
-            try:
-                outcome = await self._end(item, "on_tool_call_end", hook, closed=True)
-            except InterceptorFailed as failure:
-                observation, outcome = withheld(failure), None
-            if isinstance(outcome, Replace):
-                if isinstance(outcome.value, Observation):
-                    observation = outcome.value
-                else:
-                    log.error("interceptor %s: on_tool_call_end must replace by an Observation", item.name)
-            elif outcome is not None and wanted is None:
-                wanted = outcome
-            if place in deprecated:
-                said = item.on_observation(trace, call.name, observation.text)
-                await self._end(item, "on_observation", said)
+        def make(item: Interceptor, hook: str) -> Awaitable[object]:
+            if hook == "on_observation":
+                return item.on_observation(trace, call.name, observation.text)
+            return item.on_tool_call_end(trace, call, observation, observation.error, duration)
+
+        def take(outcome: Outcome | InterceptorFailed) -> Outcome | None:
+            nonlocal observation
+            if isinstance(outcome, InterceptorFailed):
+                observation = withheld(outcome)
+            elif isinstance(outcome, Replace):
+                observation = cast("Observation", outcome.value)
+            else:
+                return outcome
+            return None
+
+        steps = self._steps(["on_tool_call_end", "on_observation"], reverse=True)
+        steps = [(place, item, hook) for place, item, hook in steps if place < started]
+        wanted = await to_the_end(self._all(steps, make, take)) if steps else None
         return observation, wanted
 
     def tool(self, innermost: ToolNext, withheld: Callable[[InterceptorFailed], Observation]) -> ToolNext:
@@ -262,102 +307,95 @@ class Chain:
         return call_next
 
     def mask(self, value: T) -> T:
-        """Return JSON data as events, spans and logs may show it."""
+        """Return JSON data as events, spans and logs may show it. What cannot be masked is not shown at all."""
         masked: object = value
         for item in self._masking:
-            masked = item.mask(masked)
-        return masked  # type: ignore[return-value]  # a mask keeps the shape of what it is given
+            try:
+                masked = item.mask(masked)
+                if type(masked) is not type(value):
+                    raise TypeError(f"mask made {type(masked).__name__} of {type(value).__name__}")
+            except Exception:
+                log.exception("interceptor %s failed in mask", item.name)
+                masked = {} if isinstance(value, dict) else WITHHELD
+                break
+        if self._above is not None:
+            masked = self._above.mask(masked)
+        return masked  # type: ignore[return-value]  # a mask keeps the type of what it is given
 
     # How it works
 
+    def _steps(self, hooks: Sequence[str], *, reverse: bool = False) -> list[_Step]:
+        """Return who has which of these hooks, in order; of one interceptor in the order of ``hooks``."""
+        steps = [(place, item, hook) for hook in hooks for place, item in self._having[hook]]
+        return sorted(steps, key=lambda step: -step[0] if reverse else step[0])
+
     async def _start(
         self,
-        hook: str,
-        make: Callable[[Interceptor], Awaitable[Outcome | None]],
+        hooks: Sequence[str],
+        make: Callable[[Interceptor, str], Awaitable[object]],
+        take: Callable[[object], None] | None = None,
+        *,
         reached: Callable[[int], None] = lambda _: None,
+        reverse: bool = False,
     ) -> Outcome | None:
-        for place, item in self._having[hook]:
+        """Call hooks until one wants more than to go on.
+
+        Where the value of a Replace is used (``take`` is given it), guards further on are called all the same, for
+        nobody has checked it yet.
+        """
+        replaced: Replace | None = None
+        for place, item, hook in self._steps(hooks, reverse=reverse):
+            if replaced is not None and not item.guard:
+                continue
             reached(place + 1)
-            outcome = await self._one(item, hook, make(item))
-            if outcome is not None:
+            outcome = await call_hook(item, hook, partial(make, item, hook))
+            if isinstance(outcome, Replace) and take is not None:
+                try:
+                    take(outcome.value)
+                except (TypeError, ValueError) as error:
+                    forgive(item, hook, error)
+                    continue
+                replaced = outcome
+            elif outcome is not None:
                 return outcome
-        reached(len(self.all))
-        return None
+        if replaced is None:
+            reached(len(self.all))
+        return replaced
 
-    async def _one(self, item: Interceptor, hook: str, calling: Awaitable[object]) -> Outcome | None:
-        """Await one hook. Raises InterceptorFailed for a guard's own failure."""
-        try:
-            outcome = await calling
-            if outcome is not None and not isinstance(outcome, Outcome):
-                raise TypeError(f"{hook} must return an Outcome or None, not {type(outcome).__name__}")
-        except Outcome as raised:
-            outcome = raised
-        except (EngineError, StoreError):
-            raise
-        except Exception as error:
-            self._forgive(item, hook, error)
-            return None
-        if outcome is not None:
-            outcome.origin = item.name
-        return outcome
+    async def _ends(self, hook: str, make: Callable[[Interceptor], Awaitable[object]], started: int) -> Outcome | None:
+        """Call an end hook of the first ``started`` interceptors; the failure of a guard is a Fail."""
 
-    async def _end(
-        self, item: Interceptor, hook: str, calling: Awaitable[object], *, closed: bool = False
+        def take(outcome: Outcome | InterceptorFailed) -> Outcome | None:
+            return Fail(outcome) if isinstance(outcome, InterceptorFailed) else outcome
+
+        steps = [step for step in self._steps([hook], reverse=True) if step[0] < started]
+        return await to_the_end(self._all(steps, lambda item, _: make(item), take)) if steps else None
+
+    async def _all(
+        self,
+        steps: Sequence[_Step],
+        make: Callable[[Interceptor, str], Awaitable[object]],
+        take: Callable[[Outcome | InterceptorFailed], Outcome | None],
     ) -> Outcome | None:
-        """Await one end hook; ``closed``: a guard's failure is raised instead of logged."""
-        failure: EngineError
-        try:
-            async with asyncio.timeout(HOOK_GRACE):
-                return await self._one(item, hook, calling)
-        except TimeoutError as error:
-            log.error("interceptor %s takes more than %g s in %s and is left behind", item.name, HOOK_GRACE, hook)
-            failure = InterceptorFailed(item.name, hook, error)
-            closed = closed and item.fail_closed
-        except InterceptorFailed as error:
-            failure = error
-        except EngineError as error:
-            log.error("interceptor %s raised in %s: %s", item.name, hook, error.message)
-            return None
-        if closed:
-            raise failure
-        return None
+        """Call all end hooks, whatever they want or raise. Returns the first outcome that ``take`` leaves.
 
-    def _forgive(self, item: Interceptor, hook: str, error: Exception) -> None:
-        log.error("interceptor %s failed in %s", item.name, hook, exc_info=error)
-        if item.fail_closed:
-            raise InterceptorFailed(item.name, hook, error) from error
-
-
-async def _to_the_end(ending: Coroutine[object, object, T]) -> T:
-    """Await end hooks; a cancel that arrives meanwhile takes effect once they are through."""
-    running = asyncio.ensure_future(ending)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})  # bounded: every hook in it is
-        raise
-
-
-_HOOKS = (
-    "before_agent",
-    "on_agent_start",
-    "on_agent_end",
-    "on_reason_start",
-    "on_prepare",
-    "intercept_stream",
-    "intercept_call",
-    "on_reason_retry",
-    "on_reason_end",
-    "on_action_start",
-    "on_plan",
-    "on_tool_call_start",
-    "intercept_tool",
-    "on_tool_call_end",
-    "on_action_end",
-    "on_thought",
-    "on_action",
-    "on_observation",
-)
+        Raises StoreError at last, if one of them did.
+        """
+        wanted: Outcome | None = None
+        lost: StoreError | None = None
+        for _, item, hook in steps:
+            outcome: Outcome | InterceptorFailed | None
+            try:
+                outcome = await call_end_hook(item, hook, partial(make, item, hook), self._grace)
+            except InterceptorFailed as failure:
+                outcome = failure
+            except StoreError as error:
+                lost, outcome = lost or error, None
+            left = take(outcome) if outcome is not None else None
+            wanted = wanted or left
+        if lost is not None:
+            raise lost
+        return wanted
 
 
 def warn_of_deprecated(item: Interceptor) -> None:

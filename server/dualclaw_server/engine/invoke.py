@@ -8,22 +8,26 @@ only an Observation that says what happened.
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import logging
 import time
 from typing import TYPE_CHECKING
 
 from dualclaw.errors import EngineError
-from dualclaw.events import parse_args
+from dualclaw.json_text import canonical_args, parse_args
+from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import AgentTool
 from dualclaw_server.engine.below import run_below
 from dualclaw_server.engine.call import Call
-from dualclaw_server.engine.interceptor import EMPTY, Handoff, Observation, ToolRequest
-from dualclaw_server.engine.layers import InterceptorFailed
-from dualclaw_server.engine.observations import failure, said
-from dualclaw_server.engine.outcome import Fail, Outcome, Replace
+from dualclaw_server.engine.hooks import InterceptorFailed
+from dualclaw_server.engine.interceptor import EMPTY, Observation, ToolRequest
+from dualclaw_server.engine.kept import keep_result, kept_result
+from dualclaw_server.engine.observations import failure, said, traceback_of
+from dualclaw_server.engine.outcome import Fail, Outcome, Replace, Suspend
+from dualclaw_server.engine.parked import Parked
 from dualclaw_server.engine.store import StoreError
-from dualclaw_server.engine.tool import NotDone, Tool, ToolContext, ToolOutput, ToolRaised
+from dualclaw_server.engine.tool import NotDone, Tool, ToolContext, ToolOutput, ToolRaised, as_parts
 
 if TYPE_CHECKING:
     from dualclaw_server.engine.scope import Scope
@@ -50,10 +54,13 @@ class Invocation:
         began = time.monotonic()
         try:
             observation, wanted = await self._work()
-        except asyncio.CancelledError as error:
+        except (asyncio.CancelledError, StoreError) as error:
             await self._finish(Observation(error=error), began)
             raise
-        observation, late = await self._finish(observation, began)
+        observation, late = await self._finish(self._checked(observation), began)
+        observation = self._checked(observation)
+        if wanted is None and isinstance(late, Suspend):
+            keep_result(self._trace.checkpoint, self._call.id, observation)
         return observation, wanted or late
 
     async def _work(self) -> tuple[Observation, Outcome | None]:
@@ -62,11 +69,8 @@ class Invocation:
             outcome = await chain.tool_call_start(self._trace, call, self._reached)
             if outcome is None:
                 return await self._through(), None
-            if isinstance(outcome, Replace):
-                if isinstance(outcome.value, Observation):
-                    return outcome.value, None
-                log.error("on_tool_call_start must replace by an Observation, not %s", type(outcome.value).__name__)
-                return await self._through(), None
+            if isinstance(outcome, Replace) and isinstance(outcome.value, Observation):
+                return outcome.value, None
             return EMPTY, outcome
         except Outcome as wanted:
             return EMPTY, wanted
@@ -76,6 +80,10 @@ class Invocation:
             raise
         except EngineError as error:
             return EMPTY, Fail(error)
+        except Exception as error:  # an engine that fails on one call must not leave it without its end
+            log.exception("call %s of %s cannot be worked on", call.id, call.name)
+            summary = self._texts.tool_failed.format(name=call.name)
+            return failure("TOOL_FAILED", summary, detail=type(error).__name__, error=error), None
 
     async def _finish(self, observation: Observation, began: float) -> tuple[Observation, Outcome | None]:
         duration = time.monotonic() - began
@@ -95,6 +103,8 @@ class Invocation:
     async def _through(self) -> Observation:
         """Run the tool, if it can be run, through every interceptor."""
         call, tool = self._call, self._call.tool
+        if (kept := kept_result(self._trace.checkpoint, call.id)) is not None:
+            return kept
         if tool is None:
             names = ", ".join(sorted(self._scope.tools_by_name)) or "none"
             summary = self._texts.tool_unknown.format(name=call.name)
@@ -107,6 +117,19 @@ class Invocation:
             self._trace, call, tool, parse_args(call.state.call.args_json), tool_context(call, self._trace)
         )
         return await self._scope.chain.tool(self._invoke, self._withheld)(request)
+
+    def _ask_again_if_changed(self, request: ToolRequest) -> None:
+        """Ask again when an interceptor has changed what people have approved. Raises Parked."""
+        call = self._call
+        asked = questions.newest(self._trace.root.checkpoint, call.id)
+        if asked is None or asked.decision.action not in questions.ALLOWING:
+            return
+        args = canonical_args(request.args)
+        if args == call.state.call.args_json:
+            return
+        call.take(args)
+        self._scope.ask_again(asked, call)
+        raise Parked
 
     def _bad_arguments(self, tool: Tool, problem: str) -> Observation:
         return failure(
@@ -121,11 +144,13 @@ class Invocation:
     async def _invoke(self, request: ToolRequest) -> Observation:
         """Run the tool itself. Raises Outcome only."""
         tool = request.tool
+        self._ask_again_if_changed(request)
         if isinstance(tool, AgentTool):
             return await run_below(self._scope, request.call, tool, request.args)
         if problem := tool.problem(request.args):  # an interceptor may have changed them
             return self._bad_arguments(tool, problem)
-        task = asyncio.create_task(tool.call(request.args, request.context))
+        args = copy.deepcopy(dict(request.args))  # a tool may change what it is given; another attempt must not see it
+        task = asyncio.create_task(tool.call(args, request.context))
         try:
             done, _ = await asyncio.wait({task}, timeout=tool.timeout)
         except asyncio.CancelledError:
@@ -141,27 +166,34 @@ class Invocation:
         error = task.exception()
         if error is None:
             output = task.result()
-            return self._check_handoff(output.handoff) or Observation(output.parts, handoff=output.handoff)
-        if isinstance(error, Outcome | StoreError):
+            return Observation(output.parts, handoff=output.handoff)
+        if isinstance(error, Replace):
+            return error.value if isinstance(error.value, Observation) else Observation(as_parts(error.value))
+        if isinstance(error, Outcome | StoreError | InterceptorFailed):
             raise error
         if isinstance(error, ToolRaised):
             undone = isinstance(error, NotDone)
             return failure("TOOL_FAILED", summary, detail=said(error), retryable=undone, error=error, not_done=undone)
-        log.warning("tool %s raised", tool.name, exc_info=error)
+        log.warning("tool %s raised\n%s", tool.name, traceback_of(error, self._scope.chain.mask))
         detail = f"{type(error).__name__}: {said(error)}"
         return failure("TOOL_FAILED", summary, detail=detail, retryable=tool.effect != "once", error=error)
 
-    def _check_handoff(self, handoff: Handoff | None) -> Observation | None:
-        """Return why a conversation cannot be handed over as a tool wants it; None: it can."""
-        if handoff is None or handoff.kind != "transfer":
-            return None
+    def _checked(self, observation: Observation) -> Observation:
+        """Return an observation, or why what it does beside being one cannot be done."""
+        handoff = observation.handoff
+        if handoff is None or observation.is_error or handoff.kind == "exit":
+            return observation
         texts, segment, limit = self._texts, self._scope.segment, self._scope.limits.max_transfers
-        if handoff.target not in segment.agents or not self._scope.at_root:
+        if handoff.kind != "transfer":
+            return failure("TOOL_FAILED", texts.handoff_unknown.format(kind=handoff.kind), not_done=True)
+        if not self._scope.at_root:
+            return failure("TOOL_FAILED", texts.transfer_below, not_done=True)
+        if handoff.target not in segment.agents:
             text = texts.transfer_unknown.format(name=handoff.target)
             return failure("TOOL_FAILED", text, hint=f"Agents there are: {', '.join(segment.agents)}", not_done=True)
         if self._trace.root.checkpoint.transfers >= limit:
             return failure("TOOL_FAILED", texts.transfer_limit.format(count=limit), not_done=True)
-        return None
+        return observation
 
     async def _leave(self, task: asyncio.Task[ToolOutput]) -> None:
         """Cancel a call's task; when it does not end in time, hold on to it until it does."""

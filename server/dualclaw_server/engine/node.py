@@ -1,5 +1,7 @@
 """Nodes: what an agent is made of, with ids that steps can point at."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -7,25 +9,65 @@ from dualclaw import Node
 
 
 class NodeRegistry:
-    """The graph of an agent: its agent, model, strategy and tool nodes, and the arrows between them.
+    """The graph of an agent: nodes for it, its strategy, models, tools and sub-agents, and the arrows between them.
 
-    Ids are paths below the agent's name, such as ``assistant/tool/calculate``, and unique: a second node of
-    the same id raises ValueError.
+    Ids are paths, such as ``assistant/tool/calculate``. A sub-agent's begin with the tool it is called by
+    (``assistant/tool/search/researcher/model/small``), so an agent that is used in two places has two of each. An
+    agent that can be handed over to is a node with its own graph's id. A second node of an id raises ValueError.
     """
 
-    def __init__(self, agent: str, strategy: str, models: Iterable[str], tools: Iterable[tuple[str, str]]) -> None:
-        """``tools`` are pairs of name and kind."""
+    def __init__(
+        self,
+        agent: str,
+        strategy: str,
+        models: Iterable[str],
+        tools: Iterable[tuple[str, str]],
+        *,
+        below: Mapping[str, NodeRegistry] = MappingProxyType({}),
+        transfers: tuple[str, Iterable[str]] = ("", ()),
+        place: str = "",
+    ) -> None:
+        """Make the graph.
+
+        Args:
+            agent: its name.
+            strategy: name of its strategy.
+            models: names of its models.
+            tools: pairs of name and kind.
+            below: graphs of sub-agents by the tool that calls them, each made with that tool's id as its place.
+            transfers: the tool that hands over, and the agents it can hand over to.
+            place: id of the node this agent hangs from; empty: it is the root.
+        """
         self._nodes: dict[str, Node] = {}
         self._arrows: list[tuple[str, str]] = []
-        self.agent = self._add(agent, "agent", agent)
-        self.strategy = self._add(f"{agent}/strategy/{strategy}", "strategy", strategy)
+        self._base = f"{place}/{agent}" if place else agent
+        self.agent = self._add(self._base, "agent", agent)
+        self.strategy = self._add(f"{self._base}/strategy/{strategy}", "strategy", strategy)
         self._arrows.append((self.agent.id, self.strategy.id))
-        self.models: Mapping[str, Node] = MappingProxyType(
-            {name: self._child(f"{agent}/model/{name}", "model", name) for name in models}
-        )
+        self._models = {name: self._child(self._model_id(name), "model", name) for name in models}
         self.tools: Mapping[str, Node] = MappingProxyType(
-            {name: self._child(f"{agent}/tool/{name}", f"tool.{kind}", name) for name, kind in tools}
+            {name: self._child(self.tool_id(self._base, name), f"tool.{kind}", name) for name, kind in tools}
         )
+        self.below = MappingProxyType(dict(below))
+        for name, graph in below.items():
+            for node in graph.nodes:
+                self._add(node.id, node.type, node.label)
+            self._arrows += [(self.tools[name].id, graph.agent.id), *graph._arrows]
+        tool, targets = transfers
+        for target in targets:
+            self._arrows.append((self.tools[tool].id, self._add(target, "agent", target).id))
+
+    @staticmethod
+    def tool_id(base: str, name: str) -> str:
+        """Return the id of a tool of the agent whose id is ``base``."""
+        return f"{base}/tool/{name}"
+
+    def model(self, name: str) -> Node:
+        """Return the node of a model; the engine's own, which no agent names, is not in the graph."""
+        return self._models.get(name) or Node(id=self._model_id(name), type="model", label=name)
+
+    def _model_id(self, name: str) -> str:
+        return f"{self._base}/model/{name}"
 
     def _add(self, node_id: str, node_type: str, label: str) -> Node:
         if node_id in self._nodes:

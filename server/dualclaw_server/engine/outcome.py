@@ -12,10 +12,13 @@ Outcome
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
+
+import jsonschema
 
 from dualclaw import StopReason
 from dualclaw.errors import EngineError
@@ -31,7 +34,8 @@ QUESTION_ACTIONS: tuple[Action, ...] = ("respond", "skip")
 class Ask:
     """One thing to ask people.
 
-    Raises ValueError when it has no prompt, no allowed action, or an expiry that is not in the future.
+    Raises ValueError when it has no prompt, an unknown kind or action, a schema that is none, or an expiry without
+    a time zone.
     """
 
     prompt: str
@@ -56,6 +60,18 @@ class Ask:
         if not self.allowed:
             allowed = APPROVAL_ACTIONS if self.kind == "approval" else QUESTION_ACTIONS
             object.__setattr__(self, "allowed", allowed)
+        if self.kind not in ("approval", "question"):
+            raise ValueError(f"kind {self.kind!r}: use approval or question")
+        if isinstance(self.allowed, str) or (unknown := set(self.allowed) - set(APPROVAL_ACTIONS)):
+            wrong = self.allowed if isinstance(self.allowed, str) else ", ".join(map(str, unknown))
+            raise ValueError(f"allowed: {wrong} is not among {', '.join(APPROVAL_ACTIONS)}")
+        if "/" in self.key or "#" in self.key:
+            raise ValueError(f"key {self.key!r} must be without / and #, which set ids of questions apart")
+        if self.response_schema:
+            try:
+                jsonschema.Draft202012Validator.check_schema(json.loads(self.response_schema))
+            except (ValueError, jsonschema.SchemaError) as error:
+                raise ValueError(f"response_schema is no JSON schema: {error}") from None
         if self.expire_time is not None and self.expire_time.tzinfo is None:
             raise ValueError("expire_time must be aware of its time zone")
 

@@ -10,6 +10,7 @@ Rules
 - A context that was shortened is no retry of the same call: it takes none of the attempts away, and may be
   shortened MAX_SHORTENINGS times.
 - What failed attempts cost is counted.
+- An answer has an end, and a stream leaves room for others; a model that knows neither is stopped.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dualclaw_server.engine.model import (
 )
 from dualclaw_server.engine.outcome import Replace
 from dualclaw_server.engine.retry import Retries
+from dualclaw_server.engine.tool import contained
 
 if TYPE_CHECKING:
     from dualclaw_server.engine.scope import Scope
@@ -45,6 +47,12 @@ log = logging.getLogger(__name__)
 
 MAX_SHORTENINGS = 4
 """Times an overflowing context may be shortened for one answer."""
+MAX_ANSWER = 4_000_000
+"""Characters of one answer, reasoning and calls included; no model has that much to say, so it would never end."""
+BREATH = 0.005
+"""Seconds after which a stream that is never idle must let others work: nothing else could stop it."""
+_WIDEST = 4
+"""Bytes of the widest code point."""
 SEPARATOR = "\n\n"
 """Sets the text of an answer apart from that of the one before in the same segment."""
 _CHANCE = random.SystemRandom()
@@ -129,19 +137,32 @@ class Answer:
         """Make one attempt."""
         shown, writer, visible = self._shown, self._writer, self._scope.at_root
         response: ModelResponse | None = None
-        async with aclosing(self._stream(model, request)) as chunks:
-            async for chunk in chunks:
-                if isinstance(chunk, ModelResponse):
-                    response = chunk
-                    break
-                if isinstance(chunk, Restart):
-                    self._fall_back(chunk)
-                elif visible:
-                    self._show(shown.take(chunk))
-                    if writer.congested:
-                        await writer.room()
+        clock = asyncio.get_running_loop().time
+        breath, size = clock(), 0
+        with contained(f"model {model.name}"):
+            async with aclosing(self._stream(model, request)) as chunks:
+                async for chunk in chunks:
+                    if clock() - breath > BREATH:
+                        await asyncio.sleep(0)
+                        breath = clock()
+                    if isinstance(chunk, ModelResponse):
+                        response = chunk
+                        break
+                    if isinstance(chunk, Restart):
+                        size = 0
+                        self._fall_back(chunk)
+                        continue
+                    size += len(chunk.text)
+                    if size > MAX_ANSWER:
+                        raise _too_long(model)
+                    if visible:
+                        self._show(shown.take(chunk))
+                        if writer.congested:
+                            await writer.room()
         if response is None:
             raise ModelError("MODEL_BAD_RESPONSE", f"Model {model.name} ended without an answer.", retryable=True)
+        if response.message.ByteSize() + sum(map(len, response.bad_arguments.values())) > _WIDEST * MAX_ANSWER:
+            raise _too_long(model)
         if visible:
             self._show(shown.end())
         return _whole(response, request.prefix)
@@ -172,6 +193,11 @@ class Answer:
             else:
                 reason = f"another attempt after {self._why}"
                 self._writer.rewind(action.text, action.reasoning, reason=reason, attempt=self._attempt)
+
+
+def _too_long(model: ChatModel) -> ModelError:
+    text = f"Model {model.name} gave an answer of more than {MAX_ANSWER} characters."
+    return ModelError("MODEL_BAD_RESPONSE", text, retryable=False)
 
 
 def _whole(response: ModelResponse, prefix: str) -> ModelResponse:

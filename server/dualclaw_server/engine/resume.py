@@ -6,6 +6,8 @@ Rules
   an action the question does not allow, arguments that are no object or do not fit the tool, a response that does
   not fit the question's schema, a hash of other arguments than those that were shown.
 - The approver is the authenticated subject, whatever the request says.
+- History edits change what the model is given, never the transcript, and never come between calls and their results:
+  what is appended follows the results that are still to come.
 - Whoever works on the run reads its inbox after it has claimed the log, so every answer that was accepted before is
   in it. The answers are saved with the next frame, which also takes them out of the inbox; a crash before that
   leaves them there to be taken in again.
@@ -14,6 +16,8 @@ Rules
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -33,13 +37,16 @@ from dualclaw import (
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.json_text import canonical_args, parse_args
 from dualclaw_server.engine import questions
-from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.agent import Agent, AgentTool
 from dualclaw_server.engine.caller import Caller
-from dualclaw_server.engine.checkpoint import ResumeSignal, load_signal
 from dualclaw_server.engine.ids import new_id
+from dualclaw_server.engine.inbox import resumes_in
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import InboxSignal, RunStore
+from dualclaw_server.engine.store import RunStore
+from dualclaw_server.engine.tool import Tool
 from dualclaw_server.engine.trace import Trace
+
+log = logging.getLogger(__name__)
 
 _APPROVE = DecisionAction.DECISION_ACTION_APPROVE
 _EDIT = DecisionAction.DECISION_ACTION_EDIT
@@ -114,13 +121,21 @@ def _edit_problem(decision: Decision, item: InterruptItem, agents: Mapping[str, 
         found = json.loads(decision.args_json or "{}")
     except (ValueError, RecursionError):
         return "must be the JSON text of one object"
-    if not isinstance(found, dict):
-        return "must be the JSON text of one object"
     args = parse_args(decision.args_json)
+    if not isinstance(found, dict) or (found and not args):  # nested too deep reads as {}
+        return "must be the JSON text of one object, nested at most 100 deep"
     decision.args_json = canonical_args(args)
-    agent = agents.get(item.path[-2]) if len(item.path) > 1 else None
-    tool = agent.tools_by_name.get(item.tool_name) if agent is not None else None
+    tool = _tool_at(item.path, agents)
     return tool.problem(args) if tool is not None else ""
+
+
+def _tool_at(path: Sequence[str], agents: Mapping[str, Agent]) -> Tool | None:
+    """Return the tool a question's path leads to; None when it is gone, or was given to one run only."""
+    agent = agents.get(path[0])
+    for name in path[1:-1]:
+        below = agent.all_tools if agent is not None else ()
+        agent = next((tool.agent for tool in below if isinstance(tool, AgentTool) and tool.agent.name == name), None)
+    return agent.tools_by_name.get(path[-1]) if agent is not None else None
 
 
 def response_problem(response_json: str, schema_json: str) -> str:
@@ -140,13 +155,30 @@ def response_problem(response_json: str, schema_json: str) -> str:
 
 def message_as_response(text: str, item: InterruptItem) -> str:
     """Return a user's message as the response to a question. Raises FieldError when it does not fit."""
-    plain = json.dumps(text, ensure_ascii=False)
-    if not response_problem(plain, item.response_schema_json):
+    if not text.strip():
+        raise FieldError({"message": f"has no text, which the open question {item.id} needs as its answer"})
+    plain = json.dumps(_choice(text.strip(), item.response_schema_json) or text, ensure_ascii=False)
+    problem = response_problem(plain, item.response_schema_json)
+    if not problem:
         return plain
-    problem = response_problem(text, item.response_schema_json)
-    if problem:
+    if response_problem(text, item.response_schema_json):
         raise FieldError({"message": f"does not answer the open question {item.id}: {problem}"})
     return text
+
+
+def _choice(text: str, schema_json: str) -> str:
+    """Return the choice of a question that a message means by its number or, whatever the case, its text."""
+    schema = json.loads(schema_json) if schema_json else {}
+    if not isinstance(schema, dict):
+        return ""
+    kinds = [schema, *(kind for kind in schema.get("anyOf", ()) if isinstance(kind, dict))]
+    choices: list[object] = next((kind["enum"] for kind in kinds if isinstance(kind.get("enum"), list)), [])
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    meant = [choice for choice in texts if choice.casefold() == text.casefold()]
+    if meant or len(texts) != len(choices):
+        return text if text in meant else next(iter(meant), "")
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+    return texts[number - 1] if 0 < number <= len(texts) else ""
 
 
 def only_question(items: Iterable[InterruptItem]) -> InterruptItem | None:
@@ -155,44 +187,66 @@ def only_question(items: Iterable[InterruptItem]) -> InterruptItem | None:
     return asked[0] if len(asked) == 1 and _RESPOND in asked[0].allowed_actions else None
 
 
-def check_edits(caller: Caller, edits: Sequence[HistoryEdit], known: Mapping[str, Message]) -> None:
-    """Check history edits against the messages there are, by id.
+def check_edits(caller: Caller, edits: Sequence[HistoryEdit], trace: Trace) -> None:
+    """Check history edits against what the model would be given now.
 
     Raises:
         FieldError: naming every edit that is wrong.
         EngineError: PERMISSION_DENIED.
     """
-    if edits and "operator" not in caller.roles:
+    if "operator" not in caller.roles:
         raise EngineError("PERMISSION_DENIED", "Editing the history needs the role operator.")
-    wrong: dict[str, str] = {}
-    for number, edit in enumerate(edits):
-        field = f"history_edits[{number}]"
-        match edit.WhichOneof("edit"):
-            case "append":
-                problem = _message_problem(edit.append)
-            case "replace":
-                problem = _target_problem(edit.replace.id, known) or _message_problem(edit.replace)
-            case "remove_message_id":
-                problem = _target_problem(edit.remove_message_id, known)
-            case "insert_before":
-                target = edit.insert_before.message_id
-                unknown = "" if target in known else f"there is no message {target!r} in this conversation"
-                problem = unknown or _message_problem(edit.insert_before.message)
-            case _:
-                problem = "says nothing: set append, replace, remove_message_id or insert_before"
-        if problem:
-            wrong[field] = problem
+    _, _, wrong = _edited(trace.context(), edits)
     if wrong:
         raise FieldError(wrong)
 
 
-def _target_problem(message_id: str, known: Mapping[str, Message]) -> str:
-    message = known.get(message_id)
+def _edited(
+    context: Sequence[Message], edits: Iterable[HistoryEdit]
+) -> tuple[list[Message], list[Message], dict[str, str]]:
+    """Return a context with edits made one after the other, what is to follow it, and what is wrong with which edit."""
+    made, appended, wrong = list(context), list[Message](), dict[str, str]()
+    for number, edit in enumerate(edits):
+        places = {message.id: place for place, message in enumerate(made)}
+        kind = edit.WhichOneof("edit")
+        match kind:
+            case "append":
+                target, message, problem = "", edit.append, _message_problem(edit.append)
+            case "replace":
+                target, message, problem = edit.replace.id, edit.replace, _message_problem(edit.replace)
+            case "remove_message_id":
+                target, message, problem = edit.remove_message_id, Message(), ""
+            case "insert_before":
+                target, message = edit.insert_before.message_id, edit.insert_before.message
+                problem = _message_problem(message)
+            case _:
+                wrong[f"history_edits[{number}]"] = (
+                    "says nothing: set append, replace, remove_message_id or insert_before"
+                )
+                continue
+        place = places.get(target, -1)
+        if kind != "append":
+            problem = _target_problem(target, made[place] if place >= 0 else None, kind) or problem
+        if problem:
+            wrong[f"history_edits[{number}]"] = problem
+        elif kind == "append":
+            appended.append(_new(message))
+        elif kind == "replace":
+            made[place] = message
+        elif kind == "remove_message_id":
+            del made[place]
+        else:
+            made.insert(place, _new(message))
+    return made, appended, wrong
+
+
+def _target_problem(message_id: str, message: Message | None, kind: str) -> str:
     if message is None:
-        return f"there is no message {message_id!r} in this conversation"
-    if any(part.WhichOneof("part") in ("tool_call", "tool_result") for part in message.parts):
-        return "holds tool calls or results, which stay together"
-    return ""
+        return f"there is no message {message_id!r} in what the model is given"
+    parts = {part.WhichOneof("part") for part in message.parts}
+    if kind == "insert_before":
+        return "holds the results of calls, which stay with their calls" if "tool_result" in parts else ""
+    return "holds tool calls or results, which stay together" if parts & {"tool_call", "tool_result"} else ""
 
 
 def _message_problem(message: Message) -> str:
@@ -211,16 +265,6 @@ def _name(action: DecisionAction.ValueType) -> str:
 # Where the run is worked on
 
 
-def resumes_in(unread: Iterable[InboxSignal]) -> list[tuple[str, ResumeSignal]]:
-    """Return the answers in an inbox, in order, with the id of their signal."""
-    found = []
-    for signal in unread:
-        body = load_signal(signal.body)
-        if body.WhichOneof("signal") == "resume":
-            found.append((signal.signal_id, body.resume))
-    return found
-
-
 async def take_answers(segment: Segment, store: RunStore) -> None:
     """Take everything people and time have decided into the run; the log must be claimed."""
     root = segment.trace
@@ -229,9 +273,8 @@ async def take_answers(segment: Segment, store: RunStore) -> None:
         segment.signals.append(signal_id)
         for question in questions.answer(root, resume.decisions):
             await _remember(segment, question.decision, question.item)
-        if resume.history_edits:
-            edit_context(root, resume.history_edits)
-    questions.expire(root, datetime.now(UTC))
+        edit_context(segment, resume.history_edits)
+    questions.expire(root, time.time())
 
 
 async def _remember(segment: Segment, decision: Decision, item: InterruptItem) -> None:
@@ -243,23 +286,17 @@ async def _remember(segment: Segment, decision: Decision, item: InterruptItem) -
     await segment.keep_value(name, json.dumps(value).encode())
 
 
-def edit_context(trace: Trace, edits: Iterable[HistoryEdit]) -> None:
-    """Change what the model is given; the transcript stays as it is."""
+def edit_context(segment: Segment, edits: Sequence[HistoryEdit]) -> None:
+    """Change what the model is given; the transcript stays as it is. An edit that fits no more is left out."""
+    trace = segment.trace
     context = trace.context()
-    for edit in edits:
-        places = {message.id: place for place, message in enumerate(context)}
-        match edit.WhichOneof("edit"):
-            case "append":
-                context.append(_new(edit.append))
-            case "replace" if edit.replace.id in places:
-                context[places[edit.replace.id]] = edit.replace
-            case "remove_message_id" if edit.remove_message_id in places:
-                del context[places[edit.remove_message_id]]
-            case "insert_before" if edit.insert_before.message_id in places:
-                context.insert(places[edit.insert_before.message_id], _new(edit.insert_before.message))
-            case _:
-                continue
-    trace.rewrite_context(context)
+    made, appended, wrong = _edited(context, edits)
+    for field, problem in wrong.items():
+        log.warning("run %s: %s is left out, it %s", trace.key.run_id, field, problem)
+    if made != context:
+        trace.rewrite_context(made)
+    for message in appended:
+        segment.put(trace.put_aside(message))
 
 
 def _new(message: Message) -> Message:

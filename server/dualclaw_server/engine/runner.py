@@ -7,6 +7,7 @@ maybe that of the next after a crash; whoever wants to see it follows its log in
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import logging
@@ -16,8 +17,6 @@ from contextlib import AbstractContextManager
 import dualclaw
 from dualclaw import (
     BusyPolicy,
-    Decision,
-    DecisionAction,
     DisconnectPolicy,
     InterceptorInfo,
     Message,
@@ -25,18 +24,17 @@ from dualclaw import (
     Role,
     Run,
     RunRequest,
-    RunState,
 )
 from dualclaw.errors import EngineError, FieldError
 from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.answering import Answering, busy
 from dualclaw_server.engine.caller import Caller, TraceParent
-from dualclaw_server.engine.checkpoint import FORMAT, CancelSignal, ResumeSignal, RunRecord, Signal
+from dualclaw_server.engine.checkpoint import FORMAT, CancelSignal, RunRecord, Signal
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
-from dualclaw_server.engine.resume import check_edits, checked_decisions, message_as_response, only_question
 from dualclaw_server.engine.segment import read_switches, switches_name
-from dualclaw_server.engine.store import FINAL, Answers, Created, NewRun, RunKey, RunStore, StoreError
+from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore, StoreError
 from dualclaw_server.engine.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -77,6 +75,7 @@ class Runner:
         self._agents: Mapping[str, Agent] = {agent.name: agent for agent in agents}
         self._default = agents[0]
         self._model = model
+        self._answering = Answering(store, self._agents)
         self._presence = Presence(self._on_abandoned, patience)
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -160,35 +159,33 @@ class Runner:
             parent_span_id=trace.span_id,
         )
         replaced = CancelSignal(reason="replaced by another run", subject=caller.subject, trace_id=trace.trace_id)
-        if request.conversation_id and request.on_busy == BusyPolicy.BUSY_POLICY_QUEUE:
-            answered = await self._answer_question(caller, accepted, fingerprint, trace)
-            if answered is not None:
-                return answered
-        try:
-            return await self.store.create(
-                NewRun(
-                    key=key,
-                    conversation_id=accepted.conversation_id,
-                    new_conversation=not request.conversation_id,
-                    title=_title(accepted.message),
-                    request_id=request.request_id,
-                    fingerprint=fingerprint,
-                    record=record.SerializeToString(),
-                    run=Run(
-                        id=key.run_id, conversation_id=accepted.conversation_id, agent=agent.name, claw=request.claw
-                    ),
-                    message=accepted.message,
-                    on_busy=request.on_busy,
-                    replace_signal=Signal(cancel=replaced).SerializeToString(),
-                )
-            )
+        new = NewRun(
+            key=key,
+            conversation_id=accepted.conversation_id,
+            new_conversation=not request.conversation_id,
+            title=_title(accepted.message),
+            request_id=request.request_id,
+            fingerprint=fingerprint,
+            record=record.SerializeToString(),
+            run=Run(id=key.run_id, conversation_id=accepted.conversation_id, agent=agent.name, claw=request.claw),
+            message=accepted.message,
+            on_busy=request.on_busy,
+            replace_signal=Signal(cancel=replaced).SerializeToString(),
+        )
+        if request.on_busy == BusyPolicy.BUSY_POLICY_REPLACE:
+            return await self.store.create(new)
+        try:  # as if it could not wait: a known request_id comes first, then an open question, then the queue
+            return await self.store.create(dataclasses.replace(new, on_busy=BusyPolicy.BUSY_POLICY_REJECT))
         except EngineError as error:
             if error.reason != "CONVERSATION_BUSY":
                 raise
-            answered = await self._answer_question(caller, accepted, fingerprint, trace)
-            if answered is None:
-                raise
-            return answered
+            head = await self._answering.active(caller, accepted.conversation_id)
+            answered = await self._answering.by_message(caller, head, accepted, fingerprint, trace)
+            if answered is not None:
+                return answered
+            if request.on_busy != BusyPolicy.BUSY_POLICY_QUEUE:
+                raise busy(error, head) from None
+        return await self.store.create(new)
 
     async def resume(self, caller: Caller, request: ResumeRequest, trace: TraceParent) -> Created:
         """Store answers to a run that asked, all of them or none, and have it go on.
@@ -199,23 +196,7 @@ class Runner:
         """
         if self._draining:
             raise EngineError("OVERLOADED", "This engine is shutting down; ask another one.", retry_after=1.0)
-        key = RunKey(caller.tenant, request.run_id)
-        head = await self.store.head(key)
-        decisions = checked_decisions(caller, request, head.run.interrupts, self._agents)
-        if request.history_edits:
-            loaded = await self.store.load(key)
-            history = await self.store.history(caller.tenant, head.conversation_id, key.run_id)
-            own = [item.message for item in loaded.messages if not item.scope]
-            check_edits(caller, request.history_edits, {message.id: message for message in (*history, *own)})
-        fingerprint = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
-        resume = ResumeSignal(
-            decisions=decisions,
-            history_edits=request.history_edits,
-            trace_id=trace.trace_id,
-            parent_span_id=trace.span_id,
-            subject=caller.subject,
-        )
-        return await self._answer(key, resume, request.request_id, fingerprint)
+        return await self._answering.resume(caller, request, trace)
 
     async def cancel(self, caller: Caller, run_id: str, reason: str, trace: TraceParent) -> Run:
         """Store the wish that a run ends and return the run as it is then. Raises EngineError UNKNOWN_RUN."""
@@ -244,47 +225,6 @@ class Runner:
             task.cancel()
 
     # How it works
-
-    async def _answer(self, key: RunKey, resume: ResumeSignal, request_id: str, fingerprint: str) -> Created:
-        return await self.store.answer(
-            Answers(
-                key=key,
-                interrupt_ids=tuple(decision.interrupt_id for decision in resume.decisions),
-                signal_id=f"resume:{new_id()}",
-                signal=Signal(resume=resume).SerializeToString(),
-                request_id=request_id,
-                fingerprint=fingerprint,
-            )
-        )
-
-    async def _answer_question(
-        self, caller: Caller, request: RunRequest, fingerprint: str, trace: TraceParent
-    ) -> Created | None:
-        """Take a message as the answer to the one open question of its conversation; None: there is none."""
-        if request.on_busy == BusyPolicy.BUSY_POLICY_REPLACE:
-            return None
-        conversation = await self.store.get_conversation(caller.tenant, request.conversation_id)
-        if not conversation.active_run_id:
-            return None
-        head = await self.store.head(RunKey(caller.tenant, conversation.active_run_id))
-        item = only_question(head.run.interrupts)
-        if head.state != RunState.RUN_STATE_INTERRUPTED or item is None:
-            return None
-        decision = Decision(
-            interrupt_id=item.id,
-            action=DecisionAction.DECISION_ACTION_RESPOND,
-            response_json=message_as_response(text_in(request.message), item),
-            approver=caller.subject,
-        )
-        resume = ResumeSignal(
-            decisions=[decision], trace_id=trace.trace_id, parent_span_id=trace.span_id, subject=caller.subject
-        )
-        try:
-            return await self._answer(head.key, resume, request.request_id, fingerprint)
-        except EngineError as error:
-            if error.reason in ("ALREADY_ANSWERED", "RUN_NOT_INTERRUPTED", "UNKNOWN_INTERRUPT"):
-                return None  # somebody was faster; the message is one like any other
-            raise
 
     async def _signal_cancel(self, key: RunKey, signal: CancelSignal) -> None:
         await self.store.signal(key, Signal(cancel=signal).SerializeToString(), "cancel")
@@ -332,11 +272,6 @@ class Runner:
             raise EngineError(
                 "NOT_SWITCHABLE", f"Interceptor {name[:100]!r} of agent {agent.name} cannot be switched; {there_are}."
             )
-
-
-def text_in(message: Message) -> str:
-    """Return the text of a message, its parts in lines."""
-    return "\n".join(part.text for part in message.parts if part.WhichOneof("part") == "text")
 
 
 def _title(message: Message) -> str:

@@ -12,76 +12,96 @@ works for a call of the agent above it, shows its steps beside that call's and s
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
-from dualclaw import ContentPart, InterruptKind, Message, Role, StepKind, StopReason, ToolCall, Usage
+from dualclaw import Message, Role, StopReason, Usage
 from dualclaw.errors import EngineError
 from dualclaw.json_text import canonical_args
 from dualclaw_server.engine import questions
-from dualclaw_server.engine.act import Batch, announce, thought
+from dualclaw_server.engine.act import Batch
+from dualclaw_server.engine.adopt import adopted, calls_in, copy_of
 from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.chain import Chain
 from dualclaw_server.engine.checkpoint import CallPhase, Question, Stage
 from dualclaw_server.engine.handoff import transfer_tool
-from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.interceptor import ModelCall, Prompt, RunConfig
-from dualclaw_server.engine.model import ChatModel, ModelOptions, ModelRequest, ModelResponse
+from dualclaw_server.engine.model import ChatModel, ModelError, ModelOptions, ModelRequest, ModelResponse, ToolSpec
+from dualclaw_server.engine.node import NodeRegistry
 from dualclaw_server.engine.outcome import Ask, End, Fail, Outcome, Replace, Suspend
 from dualclaw_server.engine.parked import Parked
 from dualclaw_server.engine.reason import Answer
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.strategy import BringsTools, Chat, ReAct, Strategy
+from dualclaw_server.engine.steps import announce, thought
+from dualclaw_server.engine.strategy import Chat, ReAct, Strategy, tools_of
 from dualclaw_server.engine.texts import Texts
-from dualclaw_server.engine.tool import KINDS, Tool
+from dualclaw_server.engine.tool import Tool
 from dualclaw_server.engine.trace import Trace
 
 
 class Scope:
     """One agent in one segment. Made by ``open``."""
 
-    def __init__(self, segment: Segment, agent: Agent, trace: Trace, chain: Chain, config: RunConfig) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        agent: Agent,
+        trace: Trace,
+        chain: Chain,
+        config: RunConfig,
+        nodes: NodeRegistry | None = None,
+    ) -> None:
         self.segment = segment
         self.agent = agent
         self.trace = trace
         self.chain = chain
         self.config = config
+        self.nodes = nodes or agent.nodes
+        """The agent's graph, as its place below other agents has it."""
         self.model: ChatModel = config.model
         self.limits: Limits = config.limits
         self.strategy: Strategy = config.strategy or (ReAct() if config.tools else Chat())
-        brought = tuple(self.strategy.tools) if isinstance(self.strategy, BringsTools) else ()
-        self.tools: tuple[Tool, ...] = (*config.tools, *brought)
-        self._bound: dict[tuple[str, ...], ChatModel] = {}
+        self.tools: tuple[Tool, ...] = (*config.tools, *tools_of(self.strategy, agent.texts))
+        self._bound: dict[tuple[ToolSpec, ...], ChatModel] = {}
         trace.context_window = self.model.traits.context_window
+        trace.limits = self.limits
         trace.services = self
+        trace.mask = chain.mask
         trace.checkpoint.strategy = self.strategy.name
 
     @classmethod
-    async def open(cls, segment: Segment, agent: Agent, trace: Trace) -> Scope:
+    async def open(cls, segment: Segment, agent: Agent, trace: Trace, nodes: NodeRegistry | None = None) -> Scope:
         """Have every interceptor shape the run.
 
         Raises:
             EngineError: an interceptor failed, or the shape it made cannot be used.
+            Outcome: Parked, End or Fail, as an interceptor wants it.
         """
         switches = await segment.switches(agent)
-        chain = Chain.of(agent.interceptors, switches)
+        above = trace.parent.services if trace.parent is not None else None
+        chain = Chain.of(agent.interceptors, switches, above=above.chain if isinstance(above, Scope) else None)
         limits = agent.limits
         chosen = trace.options.max_steps
         if chosen and trace.parent is None:
             limits = replace(limits, max_steps=min(chosen, limits.max_steps))
         tools = agent.all_tools
-        if agent.transfer_to:
-            tools = (*tools, transfer_tool(agent.transfer_to))
+        if agent.transfer_to and trace.parent is None:
+            tools = (*tools, transfer_tool(agent.transfer_to, agent.texts))
         config = RunConfig(agent.instructions, tools, segment.model_of(agent, trace), limits, agent.strategy)
-        config = await chain.before_agent(trace, config)
-        names = [tool.name for tool in config.tools]
+        scope = cls(segment, agent, trace, chain, config, nodes)  # what interceptors reach meanwhile
+        try:
+            config = await chain.before_agent(trace, config)
+        except Suspend as wanted:
+            scope.obey(wanted)
+        scope = cls(segment, agent, trace, chain, config, nodes)
+        names = [tool.name for tool in scope.tools]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise EngineError("INTERNAL", f"Agent {agent.name} was given several tools named {', '.join(repeated)}.")
-        return cls(segment, agent, trace, chain, config)
+        return scope
 
     @classmethod
     def bare(cls, segment: Segment, agent: Agent, trace: Trace) -> Scope:
@@ -109,10 +129,25 @@ class Scope:
     async def run(self) -> StopReason.ValueType:
         """Have the strategy go on from the checkpoint. Raises Outcome: Parked, Transferred, End or Fail."""
         try:
-            self.obey(await self.chain.agent_start(self.trace))
-            return await self.strategy.run(self)
-        finally:
+            stop_reason = await self._work()
+        except asyncio.CancelledError:
             await self.chain.agent_end(self.trace)
+            raise
+        except BaseException:
+            self.obey(await self.chain.agent_end(self.trace))
+            raise
+        self.obey(await self.chain.agent_end(self.trace))
+        return stop_reason
+
+    async def _work(self) -> StopReason.ValueType:
+        try:
+            self.obey(await self.chain.agent_start(self.trace))
+            # a sub-agent that is through must never be run again, whatever is saved before its call's result is
+            self.trace.checkpoint.stop_reason = stop_reason = await self.strategy.run(self)
+            return stop_reason
+        except Suspend as wanted:  # raised where nothing but the run itself can be asked about
+            self.obey(wanted)
+            raise
 
     # What strategies call
 
@@ -130,7 +165,7 @@ class Scope:
             return await self._review_again()
         self.segment.flush()
         instructions = "\n\n".join(text for text in (self.config.instructions, extra_instructions) if text)
-        prompt = Prompt(trace.context(), instructions, list(self.tools) if tools else [], options or ModelOptions())
+        prompt = Prompt(self._context(), instructions, list(self.tools) if tools else [], options or ModelOptions())
         outcome = await self.chain.reason_start(trace, prompt)
         if isinstance(outcome, Replace) and isinstance(outcome.value, Prompt):
             prompt = outcome.value
@@ -139,13 +174,16 @@ class Scope:
         began = time.monotonic()
         response = await Answer(self, prompt).run()
         tools = tools and prompt.options.tool_choice != "none"
-        message, bad_arguments = self._adopt(response, tools=tools)
+        message, bad_arguments = self._adopt(response.message, response.bad_arguments, tools=tools)
+        identity = Message(id=message.id, create_time=message.create_time)
         checkpoint.model_calls += 1
         trace.add_usage(response.usage)
         outcome = await self.chain.reason_end(trace, response, message, time.monotonic() - began)
-        if isinstance(outcome, Replace) and isinstance(outcome.value, Message):
-            message = self._replaced(message, outcome.value)
-            outcome = None
+        if self.chain:  # it may have been changed in place, or by whoever stands around the model
+            outcome, changed = _taken(outcome, message)
+            message, bad_arguments = self._adopt(changed, bad_arguments, tools=tools, identity=identity)
+        if self.at_root:  # what was shown was a preview
+            self.segment.replace_answer(_text_in(message))
         asks_for_calls = self._settle(message, bad_arguments)
         if isinstance(outcome, Suspend):
             checkpoint.stage = Stage.STAGE_REVIEW
@@ -174,13 +212,22 @@ class Scope:
 
     def over_budget(self) -> str:
         """Return why no further call may run, for people; empty while there is budget."""
-        checkpoint = self.trace.checkpoint
-        if self.trace.tokens > self.limits.max_tokens:
+        line = [(trace, trace.limits) for trace in self.trace.line() if trace.limits is not None]
+        if any(trace.tokens > limits.max_tokens for trace, limits in line):
             return self.texts.budget_tokens
-        waiting = sum(state.phase == CallPhase.CALL_PHASE_WAITING for state in checkpoint.calls)
-        if checkpoint.tool_calls + waiting > self.limits.max_tool_calls:
+        waiting = sum(state.phase == CallPhase.CALL_PHASE_WAITING for state in self.trace.checkpoint.calls)
+        if any(trace.tool_calls + waiting > limits.max_tool_calls for trace, limits in line):
             return self.texts.budget_tool_calls
         return ""
+
+    def count_call(self) -> bool:
+        """Count a call of this agent, for those above it too; False: the limit of one of them is reached."""
+        line = list(self.trace.line())
+        if any(trace.limits is not None and trace.tool_calls >= trace.limits.max_tool_calls for trace in line):
+            return False
+        for trace in line:
+            trace.checkpoint.tool_calls += 1
+        return True
 
     def skip_calls(self, reason: str) -> None:
         """Give every open call a result that says it was not run, and close the turn with ``reason``."""
@@ -203,8 +250,7 @@ class Scope:
         """Return the agent's answer so far; at the root that of this segment."""
         if self.at_root:
             return self.segment.writer.shown()
-        written = (m for m in self.trace.own_messages() if m.role == Role.ROLE_ASSISTANT)
-        return "\n\n".join(filter(None, map(_text_in, written)))
+        return self.trace.said()
 
     # What interceptors and tools reach
 
@@ -215,7 +261,12 @@ class Scope:
         async def call_next(call: ModelCall) -> ModelResponse:
             return await chosen.generate(call.request)
 
-        response = await self.chain.call(call_next)(ModelCall(self.trace, chosen.name, request, 1))
+        try:
+            response = await self.chain.call(call_next)(ModelCall(self.trace, chosen.name, request, 1))
+        except ModelError as error:
+            if error.usage is not None:
+                self.trace.add_usage(error.usage)
+            raise
         self.trace.add_usage(response.usage)
         return response
 
@@ -227,25 +278,29 @@ class Scope:
         """Keep a value for the tenant."""
         await self.segment.keep_value(name, value)
 
+    async def review_plan(self, steps: Sequence[str]) -> Sequence[str]:
+        """Have ``on_plan`` of every interceptor see a plan. Raises Outcome."""
+        outcome = await self.chain.plan(self.trace, steps)
+        if isinstance(outcome, Replace) and isinstance(outcome.value, Sequence):
+            return [str(step) for step in outcome.value]
+        self.obey(outcome)
+        return steps
+
     # People
 
     def ask_people(self, ask: Ask, asked_by: str, call: Call | None) -> Question:
         """Put a question to people; the step of the call says so. Park the run once everything is asked."""
         shown = self.shown_args(call) if call is not None else ""
-        question = questions.record(self.trace, ask, asked_by, call, shown)
-        if call is not None:
-            announce(self, call, questions.waiting_diagnosis(question.item, self.texts))
+        question, new = questions.record(self.trace, ask, asked_by, call, shown)
+        if new:
+            question.item.prompt = self.chain.mask(question.item.prompt)
+            if call is not None:
+                announce(self, call, questions.waiting_diagnosis(question.item, self.texts))
         return question
 
     def ask_again(self, before: Question, call: Call) -> None:
         """Ask the same about a call whose arguments changed since it was answered."""
-        approval = before.item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL
-        asked_by, _, key = before.asked_by.partition("/")
-        kind: Literal["approval", "question"] = "approval" if approval else "question"
-        ask = Ask(before.item.prompt, kind, reject_ends_run=before.reject_ends_run, key=key)
-        question = self.ask_people(ask, asked_by, call)
-        question.item.ClearField("allowed_actions")
-        question.item.allowed_actions.extend(before.item.allowed_actions)
+        self.ask_people(questions.same_ask(before), before.asked_by.partition("/")[0], call)
 
     def shown_args(self, call: Call) -> str:
         """Return a call's arguments as people may see them, canonical."""
@@ -267,13 +322,33 @@ class Scope:
 
     # How it works
 
+    def _context(self) -> list[Message]:
+        """Return the messages for a prompt; copies where somebody might change them."""
+        messages = self.trace.context()
+        return [copy_of(message) for message in messages] if self.chain else messages
+
     async def _review_again(self) -> bool:
-        """Go on at the review of an answer that was suspended."""
+        """Go on at the review of an answer that was suspended.
+
+        An answer without calls is shown again: this segment has to say how the run came out.
+        """
         trace, checkpoint = self.trace, self.trace.checkpoint
-        written = (m for m in reversed(trace.own_messages()) if m.role == Role.ROLE_ASSISTANT)
-        message = next(written, Message())
+        saved = next(m for m in reversed(trace.own_messages()) if m.role == Role.ROLE_ASSISTANT)
+        message = copy_of(saved)
         outcome = await self.chain.reason_end(trace, ModelResponse(message, "stop", Usage()), message, 0.0)
+        outcome, changed = _taken(outcome, message)
         self.obey(outcome)
+        bad_arguments = {state.call.id: state.bad_arguments for state in checkpoint.calls}
+        message, bad_arguments = self._adopt(changed, bad_arguments, tools=bool(checkpoint.calls), identity=saved)
+        replaced = message != saved
+        if replaced:
+            self.segment.put(trace.put(trace.place_of(saved.id), message))
+            del checkpoint.calls[:]
+            self._await_calls(message, bad_arguments)
+        if self.at_root:
+            if replaced or not checkpoint.calls:
+                self.segment.show(_text_in(message))
+            self.segment.message_id = message.id
         checkpoint.stage = Stage.STAGE_ACT if checkpoint.calls else Stage.STAGE_END
         return bool(checkpoint.calls)
 
@@ -281,51 +356,18 @@ class Scope:
         """Return the model with these tools; made once per choice of them."""
         if not tools:
             return self.model
-        names = tuple(tool.name for tool in tools)
-        model = self._bound.get(names)
+        specs = tuple(tool.spec for tool in tools)
+        model = self._bound.get(specs)
         if model is None:
-            model = self._bound[names] = self.model.with_tools([tool.spec for tool in tools])
+            model = self._bound[specs] = self.model.with_tools(specs)
         return model
 
-    def _adopt(self, response: ModelResponse, *, tools: bool) -> tuple[Message, dict[str, str]]:
-        """Make the model's message one of the conversation: ids, author, time; call ids new to the conversation.
-
-        Returns it with the raw arguments of the calls whose arguments are no JSON object.
-        """
-        message = Message(id=new_id(), role=Role.ROLE_ASSISTANT, author=self.agent.name)
-        message.create_time.GetCurrentTime()
-        used = set(self.trace.call_ids()) if tools else set()
-        bad_arguments: dict[str, str] = {}
-        for part in response.message.parts:
-            if part.WhichOneof("part") != "tool_call":
-                message.parts.append(part)
-            elif tools:
-                call = self._adopt_call(part.tool_call, used)
-                message.parts.append(ContentPart(tool_call=call))
-                if part.tool_call.id in response.bad_arguments:
-                    bad_arguments[call.id] = response.bad_arguments[part.tool_call.id]
-        return message, bad_arguments
-
-    def _adopt_call(self, call: ToolCall, used: set[str]) -> ToolCall:
-        adopted = ToolCall()
-        adopted.CopyFrom(call)
-        if not call.id or call.id in used:
-            adopted.id = f"call_{new_id()}"
-        used.add(adopted.id)
-        tool = self.tools_by_name.get(call.name)
-        adopted.kind = KINDS[tool.kind] if tool else StepKind.STEP_KIND_SKILL
-        adopted.server = tool.server if tool else ""
-        return adopted
-
-    def _replaced(self, message: Message, wanted: Message) -> Message:
-        """Return the message an interceptor put in place of the model's, with the identity of the latter."""
-        made = Message()
-        made.CopyFrom(wanted)
-        made.id, made.role, made.author = message.id, message.role, message.author
-        made.create_time.CopyFrom(message.create_time)
-        if self.at_root:
-            self.segment.replace_answer(_text_in(made))
-        return made
+    def _adopt(
+        self, given: Message, bad: Mapping[str, str], *, tools: bool, identity: Message | None = None
+    ) -> tuple[Message, dict[str, str]]:
+        used = self.trace.call_ids() if tools else set[str]()
+        known = self.tools_by_name if tools else None
+        return adopted(given, bad, author=self.agent.name, tools=known, used=used, identity=identity)
 
     def _settle(self, message: Message, bad_arguments: Mapping[str, str]) -> bool:
         """Make the answer part of the saved state; returns whether it asks for calls."""
@@ -337,18 +379,29 @@ class Scope:
                 segment.writer.event(thought(self, part.reasoning.text, trace.next_index()))
         if message.parts:
             segment.put(trace.put(trace.reserve(), message))
-        calls = [part.tool_call for part in message.parts if part.WhichOneof("part") == "tool_call"]
-        checkpoint.stage = Stage.STAGE_ACT if calls else Stage.STAGE_END
+        self._await_calls(message, bad_arguments)
+        checkpoint.stage = Stage.STAGE_ACT if checkpoint.calls else Stage.STAGE_END
+        return bool(checkpoint.calls)
+
+    def _await_calls(self, message: Message, bad_arguments: Mapping[str, str]) -> None:
+        """Have the calls of a message wait for their turn."""
+        trace, calls = self.trace, list(calls_in(message))
         first = trace.reserve(len(calls))
         for offset, call in enumerate(calls):
-            checkpoint.calls.add(
+            trace.checkpoint.calls.add(
                 call=call,
                 phase=CallPhase.CALL_PHASE_WAITING,
                 index=trace.next_index(),
                 position=first + offset,
                 bad_arguments=bad_arguments.get(call.id, ""),
             )
-        return bool(calls)
+
+
+def _taken(outcome: Outcome | None, message: Message) -> tuple[Outcome | None, Message]:
+    """Return what is left of an outcome once a message is replaced, and the message."""
+    if isinstance(outcome, Replace) and isinstance(outcome.value, Message):
+        return None, outcome.value
+    return outcome, message
 
 
 def _text_in(message: Message) -> str:

@@ -28,6 +28,7 @@ from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.agreement import Shown, Withdraw
 from dualclaw_server.engine.checkpoint import Stage
 from dualclaw_server.engine.frames import FrameWriter
+from dualclaw_server.engine.handoff import keep_output
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel, ModelError
 from dualclaw_server.engine.outcome import End
@@ -68,7 +69,7 @@ class Segment:
         writer: FrameWriter,
         run: Run,
         *,
-        below: Mapping[str, Sequence[RunMessage]],
+        below: dict[str, list[RunMessage]],
         abandoned: set[asyncio.Task[ToolOutput]],
     ) -> None:
         """``trace`` is the run's root, ``run`` the public record as stored, ``model`` the engine's own.
@@ -139,6 +140,8 @@ class Segment:
     def put(self, message: RunMessage) -> None:
         """Have a message saved with the next frame."""
         self._unsaved.append(message)
+        if message.scope:
+            self._below.setdefault(message.scope, []).append(message)
 
     def flush(self) -> None:
         """Save messages that wait, if there are any."""
@@ -165,6 +168,7 @@ class Segment:
     def claim(self) -> asyncio.Future[int]:
         """Take over the log: from this frame on nobody else can write it. The run asks nothing any more."""
         del self._run.interrupts[:]
+        self._run.ClearField("stop_reason")
         return self.writer.commit(checkpoint=self.trace.checkpoint.SerializeToString(), run=self._run, sync=Sync.FULL)
 
     def show(self, text: str) -> None:
@@ -209,7 +213,7 @@ class Segment:
         if trace.own_messages()[-1].role != Role.ROLE_ASSISTANT:
             self.close_turn(trace, self.texts.no_answer)
         if self.agent.output_key:
-            trace.session.set(self.agent.output_key, writer.shown())
+            keep_output(trace, self.agent.output_key, writer.shown(), self.texts)
         self._write_done(stop_reason)
         self._run.stop_reason = stop_reason
         await self._end(STATES.get(stop_reason, RunState.RUN_STATE_SUCCEEDED))

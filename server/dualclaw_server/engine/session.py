@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 MAX_VALUE = 256 * 1024
 """Characters of one value's JSON text."""
+MAX_ALL = 4 * 1024 * 1024
+"""Characters of all values of a run together, and of all extras of an agent: every save writes them."""
 
 
 class Values:
@@ -41,24 +43,30 @@ class Values:
         try:
             return msgspec.convert(json.loads(text), kind)
         except msgspec.ValidationError as error:
-            raise TypeError(f"value {name!r} is no {kind.__name__}: {error}") from None
+            raise TypeError(f"value {name!r} is no {getattr(kind, '__name__', kind)}: {error}") from None
 
     def set(self, name: str, value: object) -> None:
         """Store a value.
 
         Raises:
-            TypeError: it is no JSON and nothing that converts to it; nothing is changed.
-            ValueError: the name is empty or the value too large.
+            TypeError: it is no JSON and nothing that converts to it, or has a number JSON lacks; nothing is changed.
+            ValueError: the name is empty, or the value, or all of them together, too large.
         """
         if not name:
             raise ValueError("a value needs a name")
         try:
-            text = canonical_json(msgspec.to_builtins(value, str_keys=True))
-        except TypeError as error:
+            plain = msgspec.to_builtins(value, str_keys=True)
+            json.dumps(plain, allow_nan=False)  # would become null
+            text = canonical_json(plain)
+        except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"value {name!r} cannot be saved: {error}") from None
         if len(text) > MAX_VALUE:
             raise ValueError(f"value {name!r} has {len(text)} characters of JSON, at most {MAX_VALUE} can be saved")
-        self._texts[self._prefix + name] = text
+        key = self._prefix + name
+        size = len(key) + len(text) + sum(len(k) + len(v) for k, v in self._texts.items() if k != key)
+        if size > MAX_ALL:
+            raise ValueError(f"with value {name!r} there would be {size} characters kept, at most {MAX_ALL} can be")
+        self._texts[key] = text
 
     def delete(self, name: str) -> None:
         """Forget a value; unknown is fine."""

@@ -2,7 +2,9 @@
 
 A strategy is a small class with a name and ``run(scope)``: it decides what comes next and leaves the doing
 to the scope (``reason``, ``act``). It returns why the run ended; a limit's reason means that the text so
-far is the answer. One that needs tools of its own has them as ``tools``.
+far is the answer. One that needs tools of its own brings them (``BringsTools``). An instance serves all runs
+and keeps nothing of any: what must be known later goes into the checkpoint (``scope.trace.session``, or
+``scope.trace.extras`` under a name of its own).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dualclaw_server.engine.checkpoint import Stage
 
 if TYPE_CHECKING:
     from dualclaw_server.engine.scope import Scope
+    from dualclaw_server.engine.texts import Texts
     from dualclaw_server.engine.tool import Tool
 
 
@@ -33,9 +36,13 @@ class Strategy(Protocol):
 class BringsTools(Protocol):
     """A strategy with tools of its own, such as those that make a plan."""
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Given to the model beside the agent's."""
+    def tools_in(self, texts: Texts) -> Sequence[Tool]:
+        """Return the tools that are given to the model beside the agent's, described in its language."""
+
+
+def tools_of(strategy: Strategy | None, texts: Texts) -> tuple[Tool, ...]:
+    """Return the tools a strategy brings."""
+    return tuple(strategy.tools_in(texts)) if isinstance(strategy, BringsTools) else ()
 
 
 class Chat:
@@ -65,7 +72,7 @@ class ReAct:
                 if checkpoint.model_calls >= limits.max_steps and checkpoint.stage != Stage.STAGE_REVIEW:
                     await scope.last_answer()
                     return StopReason.STOP_REASON_STEP_LIMIT
-                if not await scope.reason(tools=True):
+                if not await scope.reason(tools=True, extra_instructions=self.guidance(scope)):
                     return StopReason.STOP_REASON_FINISHED
             over_budget = scope.over_budget()
             if over_budget:
@@ -73,3 +80,7 @@ class ReAct:
                 return StopReason.STOP_REASON_BUDGET_EXCEEDED
             if await scope.act():
                 return StopReason.STOP_REASON_RETURN_DIRECT
+
+    def guidance(self, scope: Scope) -> str:
+        """Return what is added to the instructions of the next model call; here nothing."""
+        return ""

@@ -30,6 +30,7 @@ class Texts:
     tool_not_run: str
     tool_outcome_unknown: str
     result_truncated: str
+    media_left_out: str
     empty_result: str
     budget_tokens: str
     budget_tool_calls: str
@@ -54,8 +55,39 @@ class Texts:
     too_deep: str
     transfer_unknown: str
     transfer_limit: str
+    transfer_below: str
+    """A sub-agent wanted to hand the conversation over, which is not its own."""
+    transfer_description: str
+    transfer_target: str
+    transferred: str
+    handoff_unknown: str
+    agent_silent: str
+    """A sub-agent ended without a word."""
     ended_early: str
     """Result of a call that was not run because the run ended."""
+    plan_create: str
+    """Description of a tool; so are the next two."""
+    plan_update: str
+    plan_revise: str
+    plan_steps: str
+    plan_index: str
+    plan_guide: str
+    """Added to the instructions while there is no plan."""
+    plan_follow: str
+    """Stands above the board in the instructions."""
+    plan_title: str
+    plan_done: str
+    plan_current: str
+    plan_todo: str
+    plan_over: str
+    """Told when the last step is done."""
+    plan_too_short: str
+    plan_too_long: str
+    plan_missing: str
+    plan_bad_index: str
+    plan_nothing_new: str
+    plan_changed: str
+    """Another call of the same batch changed the plan first."""
 
 
 TEXTS: Mapping[Locale, Texts] = MappingProxyType(
@@ -74,6 +106,7 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             tool_not_run="{name} was not run.",
             tool_outcome_unknown="{name} was started, and nobody knows how it ended. It was not run again.",
             result_truncated="[{count} characters left out]",
+            media_left_out="[{count} images or files left out: too many or too large]",
             empty_result="[no output]",
             budget_tokens="The token budget of this run is used up.",
             budget_tool_calls="The tool calls of this run are used up.",
@@ -92,7 +125,35 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             too_deep="{name} was not run: agents call one another more than {count} deep.",
             transfer_unknown="There is no agent named {name} to hand over to.",
             transfer_limit="Agents have handed over {count} times; no further time.",
+            transfer_below="An agent that works for another one cannot hand the conversation over.",
+            transfer_description="Hand this conversation over to another agent, which answers from then on: {names}.",
+            transfer_target="One of: {names}.",
+            transferred="Handed over to {name}.",
+            handoff_unknown="A tool's handoff must be transfer or exit, not {kind}.",
+            agent_silent="It ended without an answer.",
             ended_early="{name} was not run, because the run ended.",
+            plan_create="Make a plan for a task that takes several steps, before you work on it. It replaces any plan "
+            "there is.",
+            plan_update="Say which step of the plan you work on next; every step before it is done.",
+            plan_revise="Replace the plan's steps from one on, when what you learned makes them wrong.",
+            plan_steps="Steps in order, a short sentence each, without numbers.",
+            plan_index="Number of a step, from 1; one more than the last: after the last step.",
+            plan_guide="If the task takes several steps, call create_plan first. If it does not, answer at once.",
+            plan_follow="Work along this plan, one step after the other. Call update_plan_progress when a step is "
+            "done, and revise_plan when the plan turns out to be wrong. Answer when every step is done.",
+            plan_title="Plan, {done} of {count} done:",
+            plan_done="done",
+            plan_current="now",
+            plan_todo="to do",
+            plan_over="Every step is done. Answer now.",
+            plan_too_short="One step needs no plan, so none was made. Do it, or answer directly.",
+            plan_too_long="The plan would have {count} steps; at most {limit} are possible.",
+            plan_missing="There is no plan yet; create_plan makes one.",
+            plan_bad_index="There is no place {index} in a plan of {count} steps; use 1 to {last} ({last}: after the "
+            "last step).",
+            plan_nothing_new="No step has any words, so the plan stays as it is.",
+            plan_changed="Another call changed the plan at the same time, so this one changed nothing; look at the "
+            "plan and try again.",
         ),
         "zh": Texts(
             last_answer="步骤已用完，工具不再可用。请根据已知信息直接回答。",
@@ -108,6 +169,7 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             tool_not_run="{name} 未执行。",
             tool_outcome_unknown="{name} 已开始执行，但结果无法得知，未再次执行。",
             result_truncated="[省略 {count} 个字符]",
+            media_left_out="[省略 {count} 个图片或文件：数量过多或体积过大]",
             empty_result="[无输出]",
             budget_tokens="本次运行的令牌预算已用完。",
             budget_tool_calls="本次运行的工具调用次数已用完。",
@@ -125,7 +187,32 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             too_deep="未执行 {name}：智能体嵌套超过 {count} 层。",
             transfer_unknown="没有名为 {name} 的智能体可以移交。",
             transfer_limit="智能体已移交 {count} 次，不再移交。",
+            transfer_below="为其他智能体工作的智能体不能移交对话。",
+            transfer_description="将本对话移交给另一个智能体，此后由它回答：{names}。",
+            transfer_target="可选：{names}。",
+            transferred="已移交给 {name}。",
+            handoff_unknown="工具的移交类型必须是 transfer 或 exit，而不是 {kind}。",
+            agent_silent="它没有给出任何回答。",
             ended_early="运行已结束，未执行 {name}。",
+            plan_create="任务需要多个步骤时，先制定计划再开始工作；会替换已有的计划。",
+            plan_update="说明接下来执行计划的第几步；它之前的步骤都视为已完成。",
+            plan_revise="当新的信息表明计划有误时，从某一步起替换后面的步骤。",
+            plan_steps="按顺序列出步骤，每步一句话，不带编号。",
+            plan_index="步骤的编号，从 1 开始；最后一步的编号加一表示全部步骤之后。",
+            plan_guide="如果任务需要多个步骤，请先调用 create_plan；否则直接回答。",
+            plan_follow="请按照以下计划逐步执行。完成一步后调用 update_plan_progress；发现计划有误时调用 revise_plan；"
+            "全部完成后再回答。",
+            plan_title="计划，已完成 {done}/{count}：",
+            plan_done="已完成",
+            plan_current="进行中",
+            plan_todo="待办",
+            plan_over="所有步骤均已完成，请给出回答。",
+            plan_too_short="只有一步，无需计划，未制定计划。请直接执行或回答。",
+            plan_too_long="计划将有 {count} 步，最多只能有 {limit} 步。",
+            plan_missing="还没有计划；请用 create_plan 制定。",
+            plan_bad_index="计划共 {count} 步，没有位置 {index}；可用 1 到 {last}（{last} 表示最后一步之后）。",
+            plan_nothing_new="步骤没有任何内容，计划保持不变。",
+            plan_changed="另一个调用同时修改了计划，本次未做任何更改；请查看计划后重试。",
         ),
     }
 )

@@ -27,6 +27,8 @@ from types import MappingProxyType
 
 import jsonschema
 import msgspec
+import referencing
+import referencing.exceptions
 
 from dualclaw import ContentPart, EffectClass, StepKind
 from dualclaw.events import canonical_json, clean_text
@@ -37,6 +39,8 @@ if typing.TYPE_CHECKING:
     from dualclaw_server.engine.trace import Trace
 
 DEFAULT_TIMEOUT = 60.0
+_MAX_PROBLEM = 500
+"""Characters of what is wrong with arguments."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Effect = typing.Literal["read", "idempotent", "reconcile", "once"]
@@ -153,7 +157,8 @@ class Tool:
 
     @cached_property
     def _validator(self) -> jsonschema.Draft202012Validator:
-        return jsonschema.Draft202012Validator(self.parameters)
+        # With no registry given, a reference to another document would be fetched from wherever it says.
+        return jsonschema.Draft202012Validator(self.parameters, registry=referencing.Registry())
 
     @cached_property
     def is_async(self) -> bool:
@@ -162,11 +167,17 @@ class Tool:
 
     def problem(self, args: Mapping[str, object]) -> str:
         """Return what is wrong with the arguments, in one line that names the place; empty when they fit."""
-        error = jsonschema.exceptions.best_match(self._validator.iter_errors(dict(args)))
+        try:
+            error = jsonschema.exceptions.best_match(self._validator.iter_errors(dict(args)))
+        except (referencing.exceptions.Unresolvable, RecursionError) as unusable:
+            return f"the schema of {self.name} cannot be used: {unusable}"[:_MAX_PROBLEM]
         if error is None:
             return self._unconvertible(args)
         place = "/".join(str(step) for step in error.absolute_path)
-        return f"{place}: {error.message}"[:500] if place else error.message[:500]
+        message = error.message  # begins with the value itself, however long that is
+        if len(message) > _MAX_PROBLEM:
+            message = f"{message[: _MAX_PROBLEM // 2]} ... {message[-_MAX_PROBLEM // 2 :]}"
+        return f"{place}: {message}" if place else message
 
     def _unconvertible(self, args: Mapping[str, object]) -> str:
         """Return what types say that the schema does not, such as the format of a date."""
@@ -203,12 +214,14 @@ class Tool:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
-    """Make an error of what ends a process when a task raises it."""
+def contained(who: str = "the tool") -> Iterator[None]:
+    """Make an error of what no error is: SystemExit, say, ends the whole process when a task raises it."""
     try:
         yield
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"the tool raised {type(error).__name__}") from error
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{who} raised {type(error).__name__}") from error
 
 
 def as_parts(result: object) -> list[ContentPart]:

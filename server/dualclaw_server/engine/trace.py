@@ -8,16 +8,21 @@ root's. Nothing here knows how events are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from dualclaw import Message, RunOptions, Usage
+from dualclaw import Message, Role, RunOptions, Usage
 from dualclaw_server.engine.checkpoint import Checkpoint, Question, RunRecord
 from dualclaw_server.engine.model import ChatModel, ModelRequest, ModelResponse
 from dualclaw_server.engine.session import Values
-from dualclaw_server.engine.store import RunKey, RunMessage
+from dualclaw_server.engine.store import Loaded, RunKey, RunMessage
+
+if TYPE_CHECKING:
+    from dualclaw_server.engine.agent import Limits
 
 _INT32_MAX = 2**31 - 1
+ASIDE = "history edit"
+"""Scope of messages that only the model is given: kept with the run, never part of the conversation."""
 
 
 class Services(Protocol):
@@ -31,6 +36,9 @@ class Services(Protocol):
 
     async def keep(self, name: str, value: bytes) -> None:
         """Keep a value for the tenant."""
+
+    async def review_plan(self, steps: Sequence[str]) -> Sequence[str]:
+        """Have the agent's interceptors see a plan."""
 
 
 class Trace:
@@ -67,13 +75,24 @@ class Trace:
         self.context_window: int = parent.context_window if parent is not None else 128_000
         """Tokens that the model of this run can take, input and output together."""
         self.services: Services | None = parent.services if parent is not None else None
+        self.limits: Limits | None = None
+        """Limits of the agent in this segment; None until its shape is made."""
+        self.mask: Callable[[object], object] = _as_it_is
+        """Makes JSON data such as people may see it, by every interceptor of the agent."""
         self._history = tuple(history)
         self._own = {item.position: item.message for item in messages}
+        self._asides = {item.position for item in messages if item.scope == ASIDE}
         self._call_ids: set[str] | None = None
         root = self.root.checkpoint
         root.next_position = max([root.next_position, *(position + 1 for position in self._own)])
         if parent is not None:
             self.root.call_ids().update(*map(_calls_of, self._own.values()))
+
+    @classmethod
+    def of_run(cls, loaded: Loaded, record: RunRecord, checkpoint: Checkpoint, history: Sequence[Message]) -> Trace:
+        """Return the trace at the root of a stored run."""
+        own = [message for message in loaded.messages if message.scope in ("", ASIDE)]
+        return cls(loaded.head.key, record, checkpoint, history, own, agent=checkpoint.agent)
 
     # Who and what
 
@@ -101,6 +120,13 @@ class Trace:
     def path(self) -> tuple[str, ...]:
         """Names of the agents from the root down to this one."""
         return (*self.parent.path, self.agent) if self.parent is not None else (self.agent,)
+
+    def line(self) -> Iterator[Trace]:
+        """Yield this agent's trace and those above it, the root last."""
+        trace: Trace | None = self
+        while trace is not None:
+            yield trace
+            trace = trace.parent
 
     @property
     def segment(self) -> int:
@@ -139,6 +165,13 @@ class Trace:
         """
         return await self._reach().ask(request, model)
 
+    async def review_plan(self, steps: Sequence[str]) -> Sequence[str]:
+        """Have ``on_plan`` of every interceptor see a plan; returns it as they corrected it.
+
+        Raises Outcome when one of them wants the call, or the run, to stop.
+        """
+        return await self._reach().review_plan(steps)
+
     def _reach(self) -> Services:
         if self.services is None:
             raise RuntimeError("a trace that belongs to no segment at work can reach nothing")
@@ -167,22 +200,33 @@ class Trace:
         theirs or whose content differs, is kept as it is. The transcript is never changed.
         """
         known = {message.id: message for message in (*self._history, *self._own.values())}
+        places = {message.id: position for position, message in self._own.items()}
         view = self.checkpoint.context
         view.Clear()
-        for message in messages:
-            if message.id and known.get(message.id) == message:
-                view.items.add(message_id=message.id)
-            else:
-                view.items.add(message=message)
         view.next_position = self.root.checkpoint.next_position
         for state in self.checkpoint.calls:  # their results have reserved places and are still to come
             if state.position not in self._own:
                 view.next_position = min(view.next_position, state.position)
+        for message in messages:
+            if not message.id or known.get(message.id) != message:
+                view.items.add(message=message)
+            elif places.get(message.id, -1) < view.next_position:  # else it follows by itself
+                view.items.add(message_id=message.id)
         self.checkpoint.context.SetInParent()
 
     def own_messages(self) -> list[Message]:
         """Return the agent's own messages of this run in order, what it was asked first."""
-        return [self._own[position] for position in sorted(self._own)]
+        return [self._own[position] for position in sorted(self._own) if position not in self._asides]
+
+    def said(self) -> str:
+        """Return the text of everything the agent has said in this run, a blank line between answers."""
+        written = (message for message in self.own_messages() if message.role == Role.ROLE_ASSISTANT)
+        texts = ("".join(p.text for p in message.parts if p.WhichOneof("part") == "text") for message in written)
+        return "\n\n".join(filter(None, texts))
+
+    def place_of(self, message_id: str) -> int:
+        """Return where one of the agent's own messages stands. Raises KeyError."""
+        return {message.id: position for position, message in self._own.items()}[message_id]
 
     def call_ids(self) -> set[str]:
         """Return every tool call id that is taken in this run and its conversation."""
@@ -190,6 +234,10 @@ class Trace:
         if root._call_ids is None:
             root._call_ids = set().union(*map(_calls_of, (*root._history, *root._own.values())))
         return root._call_ids
+
+    def take_call_ids(self, messages: Iterable[Message]) -> None:
+        """Count the calls in messages of sub-agents among those whose ids are taken."""
+        self.call_ids().update(*map(_calls_of, messages))
 
     def reserve(self, count: int = 1) -> int:
         """Reserve places for ``count`` messages and return the first."""
@@ -212,6 +260,13 @@ class Trace:
             self.root._call_ids |= _calls_of(message)
         return RunMessage(position, message, self.call_id)
 
+    def put_aside(self, message: Message) -> RunMessage:
+        """Have the model given a message after all there are, and after the results that are still to come."""
+        position = self.reserve()
+        self._own[position] = message
+        self._asides.add(position)
+        return RunMessage(position, message, ASIDE)
+
     # People
 
     @property
@@ -220,9 +275,13 @@ class Trace:
         return self.root.checkpoint.questions
 
     def answer_to(self, asked_by: str, key: str = "") -> Question | None:
-        """Return the answered question that an interceptor asked about the run under ``key``; None: none yet."""
+        """Return the answered question that an interceptor asked about this agent's run under ``key``; None: none yet.
+
+        Each call of a sub-agent is a run of its own here.
+        """
         for question in reversed(self.root.checkpoint.questions):
-            if not question.call_id and question.asked_by == f"{asked_by}/{key}" and question.HasField("decision"):
+            mine = question.call_id == self.call_id and not question.HasField("index")
+            if mine and question.asked_by == f"{asked_by}/{key}" and question.HasField("decision"):
                 return question
         return None
 
@@ -235,17 +294,15 @@ class Trace:
 
     @property
     def tool_calls(self) -> int:
-        """Tool calls made by this agent."""
+        """Tool calls made by this agent and those below it."""
         return self.checkpoint.tool_calls
 
     def add_usage(self, usage: Usage) -> None:
         """Add a call's usage to this agent's and to those above it; a field stays absent until some call reports it."""
-        trace: Trace | None = self
-        while trace is not None:
+        for trace in self.line():
             total = trace.checkpoint.usage
             for field, value in usage.ListFields():
                 setattr(total, field.name, min(_INT32_MAX, getattr(total, field.name) + value))
-            trace = trace.parent
 
     @property
     def usage(self) -> Usage | None:
@@ -256,6 +313,10 @@ class Trace:
     def tokens(self) -> int:
         """Input and output tokens reported so far, sub-agents included."""
         return self.checkpoint.usage.input_tokens + self.checkpoint.usage.output_tokens
+
+
+def _as_it_is(value: object) -> object:
+    return value
 
 
 def _calls_of(message: Message) -> set[str]:

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -25,27 +26,25 @@ from dualclaw.fold import RunView
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import (
-    CancelSignal,
     Checkpoint,
-    ResumeSignal,
     RunRecord,
     Stage,
     UnreadableState,
     load_checkpoint,
     load_record,
-    load_signal,
 )
 from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.ids import new_trace_id
+from dualclaw_server.engine.inbox import find_cancel, is_due, resumes_in
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.outcome import End, Fail
 from dualclaw_server.engine.parked import Parked, Transferred
-from dualclaw_server.engine.resume import resumes_in, take_answers
+from dualclaw_server.engine.resume import take_answers
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.store import FINAL, Claim, Head, Loaded, RunKey, RunMessage, RunStore, StoreError
 from dualclaw_server.engine.tool import ToolOutput
-from dualclaw_server.engine.trace import Trace
+from dualclaw_server.engine.trace import ASIDE, Trace
 
 log = logging.getLogger(__name__)
 
@@ -162,23 +161,23 @@ class Worker:
         """Work on one item to its end, or put it back."""
         key = claim.key
         work = self._works[key] = _Work(key)
+        again: float | None = _RETRY
         try:
-            ended = await self._work_on(claim, work)
+            again = await self._work_on(claim, work)
         except EngineError as error:
-            ended = error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION")
+            gone = error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION")
+            again = None if gone else _RETRY
             log.log(
-                logging.INFO if ended else logging.ERROR,
+                logging.INFO if gone else logging.ERROR,
                 "run %s is %s: %s",
                 key.run_id,
-                "gone" if ended else "put back",
+                "gone" if gone else "put back",
                 error.message,
             )
         except UnreadableState as error:
             log.warning("run %s is left alone: %s", key.run_id, error)
-            ended = False
         except StoreError as error:
             log.warning("run %s is put back: %s", key.run_id, error or type(error).__name__)
-            ended = False
         except asyncio.CancelledError:
             await asyncio.shield(claim.nak(0))
             raise
@@ -187,41 +186,44 @@ class Worker:
             raise
         finally:
             del self._works[key]
-        if ended:
+        if again is None:
             self._ended(key)
             await claim.ack()
         else:
-            await claim.nak(_RETRY)
+            await claim.nak(again)
 
-    async def _work_on(self, claim: Claim, work: _Work) -> bool:
-        """Returns True when there is nothing left to do for this item."""
+    async def _work_on(self, claim: Claim, work: _Work) -> float | None:
+        """Returns None when there is nothing left to do for this item, else in how many seconds to try again."""
         loaded = await self._store.load(claim.key)
         if loaded.head.state in FINAL:
-            return True
+            return None
         record, checkpoint = load_record(loaded.record), load_checkpoint(loaded.checkpoint)
-        if loaded.head.state != RunState.RUN_STATE_RUNNING and not _is_due(loaded, checkpoint):
-            return True
+        now = time.time()
+        if loaded.head.state != RunState.RUN_STATE_RUNNING and not is_due(loaded, checkpoint, now):
+            expiry = questions.next_expiry(checkpoint)
+            # what brought us here may have been the timer of that question, which is gone now, by a clock that is ahead
+            return expiry - now if expiry is not None else None
         name = checkpoint.agent or record.request.agent
         if name not in self._agents:
             log.warning("run %s is put back: agent %s is not here", claim.key.run_id, name)
-            return False
+            return _RETRY
         if record.request.options.on_disconnect == DisconnectPolicy.DISCONNECT_POLICY_CANCEL:
             self._begun(claim.key)
-        segment, parked = await self._open_segment(record, checkpoint, loaded)
+        segment, begins = await self._open_segment(record, checkpoint, loaded)
         try:
-            await self._drive(segment, work, loaded, parked=parked)
+            await self._drive(segment, work, loaded, begins=begins)
         finally:
             segment.writer.close()
-        return True
+        return None
 
     async def _open_segment(self, record: RunRecord, checkpoint: Checkpoint, loaded: Loaded) -> tuple[Segment, bool]:
         """Take over the log and bring the run to where its checkpoint says it is.
 
-        Returns the segment, and whether the run was parked and goes on now.
+        Returns the segment, and whether it goes on from a park and has not got beyond its claim.
         """
         key, head = loaded.head.key, loaded.head
         view, text, reasoning = await self._fold(head, loaded.checkpoint_seq)
-        cancel = _find_cancel(loaded)
+        cancel = find_cancel(loaded.unread)
         parked = head.state == RunState.RUN_STATE_INTERRUPTED
         if not loaded.checkpoint:
             checkpoint.segment, checkpoint.segment_first_seq = 1, 1
@@ -232,14 +234,14 @@ class Worker:
             checkpoint.segment += 1
             checkpoint.segment_first_seq = head.last_seq + 1
             checkpoint.recoveries = 0
-            resumed = next((resume.trace_id for _, resume in _resumes(loaded)), "")
+            resumed = next((resume.trace_id for _, resume in resumes_in(loaded.unread)), "")
             checkpoint.trace_id = (cancel.trace_id if cancel is not None else resumed) or new_trace_id()
             _start_clock_again(checkpoint)
         else:
             checkpoint.recoveries += 1
+        begins = parked or (checkpoint.segment > 1 and head.last_seq < checkpoint.segment_first_seq)
         history = await self._store.history(key.tenant, record.request.conversation_id, key.run_id)
-        own = [message for message in loaded.messages if not message.scope]
-        trace = Trace(key, record, checkpoint, history, own, agent=checkpoint.agent)
+        trace = Trace.of_run(loaded, record, checkpoint, history)
         trace.recovered = checkpoint.recoveries > 0
         envelope = EngineEvent(
             trace_id=checkpoint.trace_id, tenant_id=key.tenant, claw=record.request.claw, run_id=key.run_id
@@ -247,8 +249,9 @@ class Worker:
         writer = FrameWriter(self._store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope)
         below: dict[str, list[RunMessage]] = {}
         for message in loaded.messages:
-            if message.scope:
+            if message.scope not in ("", ASIDE):
                 below.setdefault(message.scope, []).append(message)
+        trace.take_call_ids(message.message for messages in below.values() for message in messages)
         segment = Segment(
             self._store,
             self._agents,
@@ -266,7 +269,7 @@ class Worker:
             segment.save()  # the claim; what is only cancelled is claimed by the frame that ends it
         elif parked and cancel is None:
             await asyncio.shield(segment.claim())
-        return segment, parked
+        return segment, begins
 
     async def _fold(self, head: Head, checkpoint_seq: int) -> tuple[RunView, str, str]:
         """Fold the whole log; returns the view, and text and reasoning as they were at the checkpoint."""
@@ -280,30 +283,31 @@ class Worker:
                         text, reasoning = view.text, view.reasoning
         return view, text, reasoning
 
-    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded, *, parked: bool) -> None:
+    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded, *, begins: bool) -> None:
         """Run the agent to its end, or to a question, a cancel, or the end of its time."""
-        if _find_cancel(loaded) is not None:
+        if find_cancel(loaded.unread) is not None:
             segment.signals = [signal.signal_id for signal in loaded.unread]
             await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             return
         if segment.trace.checkpoint.recoveries > MAX_RECOVERIES:
             await segment.fail(EngineError("INTERNAL", "The run was given up after too many restarts of its engine."))
             return
-        if parked or _resumes(loaded):
+        if begins or questions.open_items(segment.trace.checkpoint) or resumes_in(loaded.unread):
             await take_answers(segment, self._store)
-            if parked and questions.open_items(segment.trace.checkpoint):
+            if begins and questions.open_items(segment.trace.checkpoint):
                 await segment.park()
                 return
-        running: asyncio.Task[StopReason.ValueType] = asyncio.create_task(_work_agents(segment), name="strategy")
+        shaped = asyncio.Event()
+        running = asyncio.create_task(_work_agents(segment, shaped), name="strategy")
         watching = asyncio.create_task(self._wait_for_cancel(work), name="inbox")
+        clock = asyncio.create_task(_time_up(segment, shaped), name="clock")
 
         def lost(_: BaseException) -> None:
             running.cancel()
 
         segment.writer.on_failure = lost
         try:
-            while (left := segment.seconds_left()) > 0 and not running.done() and not watching.done():
-                await asyncio.wait({running, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, watching, clock}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and not running.done():
                 segment.signals += watching.result()
                 await _stop(running)
@@ -314,6 +318,7 @@ class Worker:
             else:
                 await self._conclude(segment, running)
         finally:
+            await _stop(clock)
             await _stop(watching)
             await _stop(running)
 
@@ -357,7 +362,7 @@ class Worker:
                 await asyncio.sleep(_INBOX_RETRY)
                 work.signalled.set()
                 continue
-            if _find_cancel(loaded) is not None:
+            if find_cancel(loaded.unread) is not None:
                 return [signal.signal_id for signal in loaded.unread]
 
     def _on_signal(self, key: RunKey) -> None:
@@ -366,47 +371,38 @@ class Worker:
             work.signalled.set()
 
 
-async def _work_agents(segment: Segment) -> StopReason.ValueType:
+async def _time_up(segment: Segment, shaped: asyncio.Event) -> None:
+    """Return when the run's time is over; ``shaped`` says that another agent, or another limit, counts from now on."""
+    while (left := segment.seconds_left()) > 0:
+        shaped.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await shaped.wait()
+
+
+async def _work_agents(segment: Segment, shaped: asyncio.Event) -> StopReason.ValueType:
     """Have the agent in control work, and whoever it hands over to after it."""
     trace = segment.trace
     while True:
         segment.scope = scope = await Scope.open(segment, segment.agent, trace)
+        shaped.set()
         try:
             return await scope.run()
         except Transferred as transferred:
             trace.checkpoint.agent = trace.agent = transferred.agent
             trace.checkpoint.transfers += 1
+            trace.checkpoint.ClearField("plan")  # it was the other's
             segment.save()
-
-
-def _is_due(loaded: Loaded, checkpoint: Checkpoint) -> bool:
-    """Tell whether there is something to do for a run that is not at work."""
-    if _find_cancel(loaded) is not None:
-        return True
-    if loaded.head.state != RunState.RUN_STATE_INTERRUPTED:
-        return False
-    expiry = questions.next_expiry(checkpoint)
-    return bool(_resumes(loaded)) or (expiry is not None and expiry <= time.time())
 
 
 def _start_clock_again(checkpoint: Checkpoint) -> None:
     """Leave the time a run was parked out of its wall time."""
     if checkpoint.HasField("park_time"):
         parked = time.time() - checkpoint.park_time.ToMilliseconds() / 1000
-        checkpoint.start_time.FromMilliseconds(checkpoint.start_time.ToMilliseconds() + int(max(0.0, parked) * 1000))
+        below = (state.child for state in questions.calls_below(checkpoint) if state.HasField("child"))
+        for clock in (checkpoint.start_time, *(child.start_time for child in below)):
+            clock.FromMilliseconds(clock.ToMilliseconds() + int(max(0.0, parked) * 1000))
         checkpoint.ClearField("park_time")
-
-
-def _find_cancel(loaded: Loaded) -> CancelSignal | None:
-    for signal in loaded.unread:
-        body = load_signal(signal.body)
-        if body.WhichOneof("signal") == "cancel":
-            return body.cancel
-    return None
-
-
-def _resumes(loaded: Loaded) -> list[tuple[str, ResumeSignal]]:
-    return resumes_in(loaded.unread)
 
 
 async def _stop(task: asyncio.Task[object] | asyncio.Task[StopReason.ValueType] | asyncio.Task[list[str]]) -> None:

@@ -65,6 +65,24 @@ def test_public_record_and_graph_name_everything() -> None:
     assert "n1 --> n2" in chart
 
 
+def test_the_graph_holds_sub_agents_wherever_they_are_used() -> None:
+    """One agent below two others has nodes under each; ids stay unique, and depth ends where calls would."""
+    shared = Agent("shared", tools=[calculate])
+    left, right = Agent("left", sub_agents=[shared]), Agent("right", sub_agents=[shared])
+    agent = Agent("top", sub_agents=[left, right])
+    ids = [node.id for node in agent.info.nodes]
+    assert len(set(ids)) == len(ids)
+    for side in ("left", "right"):
+        assert f"top/tool/{side}/{side}/tool/shared/shared/tool/calculate" in ids
+    assert agent.nodes.below["left"].below["shared"].agent.type == "agent"
+    assert (
+        len(agent.nodes.mermaid().splitlines()) == 1 + len(ids) + len(ids) - 1
+    )  # every node but the first has one arrow
+    bounded = dataclasses.replace(agent, limits=Limits(max_depth=1))
+    assert "top/tool/left/left/tool/shared" in [node.id for node in bounded.info.nodes]
+    assert not [node for node in bounded.info.nodes if node.label == "calculate"]
+
+
 def test_node_ids_are_unique() -> None:
     """Two tools of one name would share a node, so the agent is refused before it can run."""
     twice = tool(name="calculate", effect="read")(lambda: "x")
