@@ -28,6 +28,7 @@ from dualclaw import ContentPart, Message, Role, ToolResult
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import AgentTool
 from dualclaw_server.engine.call import Call
+from dualclaw_server.engine.chain import HOOK_GRACE
 from dualclaw_server.engine.checkpoint import CallPhase, Stage
 from dualclaw_server.engine.handoff import first_handoff, forget_endings, keep_handoff, keep_outcome, kept_outcome
 from dualclaw_server.engine.ids import new_id
@@ -292,4 +293,4 @@ async def _stop(running: dict[asyncio.Task[tuple[Observation, Outcome | None]], 
     for task in running:
         task.cancel()
     if running:
-        await asyncio.wait(running, timeout=3 * GRACE)
+        await asyncio.wait(running, timeout=2 * GRACE + HOOK_GRACE)

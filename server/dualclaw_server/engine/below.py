@@ -104,7 +104,7 @@ class _Below:
             raise
         except End as end:
             if end.text and inner is not None:
-                inner.say(end.text)
+                inner.say(inner.chain.mask(end.text))
             self.trace.checkpoint.stop_reason = end.stop_reason
             failed = None
         except Fail as fail:

@@ -116,3 +116,8 @@ class Fail(Outcome):
     def __init__(self, error: EngineError) -> None:
         super().__init__(error)
         self.error = error
+
+
+def stop_name(stop_reason: StopReason.ValueType) -> str:
+    """Return a stop reason in lower case, as events are made with it."""
+    return StopReason.Name(stop_reason).removeprefix("STOP_REASON_").lower()

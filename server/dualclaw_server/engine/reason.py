@@ -20,6 +20,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dualclaw import ContentPart, Message, RetryMode
@@ -63,6 +64,8 @@ class Answer:
     """A model call, from its first attempt to its answer."""
 
     def __init__(self, scope: Scope, prompt: Prompt) -> None:
+        self.options = prompt.options
+        """Options of the last attempt."""
         self._scope = scope
         self._trace = scope.trace
         self._prompt = prompt
@@ -85,9 +88,9 @@ class Answer:
         retries = Retries(self._scope.agent.retry, _CHANCE, loop.time())
         while True:
             self._attempt += 1
-            model = self._scope.bound(self._prompt.tools)
             try:
-                return await self._try(model, await self._assemble(model))
+                model, request = await self._assemble()
+                return await self._try(model, request)
             except ModelError as error:
                 await self._after(error, retries, loop.time())
 
@@ -116,22 +119,21 @@ class Answer:
         if delay:
             await asyncio.sleep(delay)
 
-    async def _assemble(self, model: ChatModel) -> ModelRequest:
-        """Build the request of an attempt."""
-        mode = self._mode
-        if mode == _CONTINUE and (self._attempt == 1 or not model.traits.continues or not self._scope.at_root):
+    async def _assemble(self) -> tuple[ChatModel, ModelRequest]:
+        """Build the request of an attempt; what interceptors add to the prompt meanwhile is of this attempt only."""
+        scope, mode = self._scope, self._mode
+        if mode == _CONTINUE and (self._attempt == 1 or not scope.model.traits.continues or not scope.at_root):
             mode = _LIVE
         self._shown.begin(mode)
-        prompt = self._prompt
-        before = prompt.instructions
-        outcome = await self._scope.chain.prepare(self._trace, prompt.options, prompt)
-        instructions, prompt.instructions = prompt.instructions, before  # what it adds is of this attempt only
-        options = prompt.options
+        prompt = replace(self._prompt, messages=list(self._prompt.messages), tools=list(self._prompt.tools))
+        outcome = await scope.chain.prepare(self._trace, prompt.options, prompt)
+        self.options = prompt.options
         if isinstance(outcome, Replace) and isinstance(outcome.value, ModelOptions):
-            options = outcome.value
+            self.options = outcome.value
         else:
-            self._scope.obey(outcome)
-        return ModelRequest(prompt.messages, instructions, options, self._shown.prefix)
+            scope.obey(outcome)
+        request = ModelRequest(prompt.messages, prompt.instructions, self.options, self._shown.prefix)
+        return scope.bound(prompt.tools), request
 
     async def _try(self, model: ChatModel, request: ModelRequest) -> ModelResponse:
         """Make one attempt."""

@@ -103,7 +103,8 @@ class Runner:
                 stored = await self.store.get(caller.tenant, switches_name(agent.name))
                 switches = read_switches(stored[0] if stored is not None else b"")
                 for item in info.interceptors:
-                    item.enabled = switches.get(item.name, item.enabled)
+                    if item.switchable:
+                        item.enabled = switches.get(item.name, item.enabled)
             infos.append(info)
         return infos
 

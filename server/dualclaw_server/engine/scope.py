@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from dualclaw import Message, Role, StopReason, Usage
-from dualclaw.errors import EngineError
+from dualclaw.errors import EngineError, diagnosis_code
 from dualclaw.json_text import canonical_args
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.act import Batch
@@ -32,8 +32,8 @@ from dualclaw_server.engine.handoff import transfer_tool
 from dualclaw_server.engine.interceptor import ModelCall, Prompt, RunConfig
 from dualclaw_server.engine.model import ChatModel, ModelError, ModelOptions, ModelRequest, ModelResponse, ToolSpec
 from dualclaw_server.engine.node import NodeRegistry
-from dualclaw_server.engine.outcome import Ask, End, Fail, Outcome, Replace, Suspend
-from dualclaw_server.engine.parked import Parked
+from dualclaw_server.engine.outcome import Ask, End, Fail, Outcome, Replace, Suspend, stop_name
+from dualclaw_server.engine.parked import Parked, Transferred
 from dualclaw_server.engine.reason import Answer
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.steps import announce, thought
@@ -131,11 +131,14 @@ class Scope:
         try:
             stop_reason = await self._work()
         except asyncio.CancelledError:
+            self.trace.ending = self.segment.stopping or "cancelled"
             await self.chain.agent_end(self.trace)
             raise
-        except BaseException:
+        except BaseException as error:
+            self.trace.ending = _ending(error)
             self.obey(await self.chain.agent_end(self.trace))
             raise
+        self.trace.ending = stop_name(stop_reason)
         self.obey(await self.chain.agent_end(self.trace))
         return stop_reason
 
@@ -172,8 +175,9 @@ class Scope:
         else:
             self.obey(outcome)
         began = time.monotonic()
-        response = await Answer(self, prompt).run()
-        tools = tools and prompt.options.tool_choice != "none"
+        answer = Answer(self, prompt)
+        response = await answer.run()
+        tools = tools and answer.options.tool_choice != "none"
         message, bad_arguments = self._adopt(response.message, response.bad_arguments, tools=tools)
         identity = Message(id=message.id, create_time=message.create_time)
         checkpoint.model_calls += 1
@@ -402,6 +406,23 @@ def _taken(outcome: Outcome | None, message: Message) -> tuple[Outcome | None, M
     if isinstance(outcome, Replace) and isinstance(outcome.value, Message):
         return None, outcome.value
     return outcome, message
+
+
+def _ending(error: BaseException) -> str:
+    """Return how an agent ended that did not come to the end of its strategy."""
+    match error:
+        case Parked() | Suspend():
+            return "interrupted"
+        case Transferred():
+            return "transferred"
+        case End():
+            return stop_name(error.stop_reason)
+        case Fail():
+            return diagnosis_code(error.error.reason)
+        case EngineError():
+            return diagnosis_code(error.reason)
+        case _:
+            return "internal"
 
 
 def _text_in(message: Message) -> str:

@@ -31,8 +31,9 @@ from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.handoff import keep_output
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel, ModelError
-from dualclaw_server.engine.outcome import End
+from dualclaw_server.engine.outcome import End, stop_name
 from dualclaw_server.engine.reason import SEPARATOR
+from dualclaw_server.engine.steps import masked
 from dualclaw_server.engine.store import RunMessage, RunStore, Sync
 from dualclaw_server.engine.texts import Texts
 from dualclaw_server.engine.tool import ToolOutput
@@ -87,6 +88,8 @@ class Segment:
         """The message that done names."""
         self.showing: Shown | None = None
         """The answer that is being shown and not saved yet."""
+        self.stopping = ""
+        """Why the agent is being stopped from outside: "cancelled", "budget_exceeded"; empty: it is not."""
         self.signals: list[str] = []
         """Signals from the inbox that the next frame has taken in."""
         self._store = store
@@ -222,17 +225,18 @@ class Segment:
         """End the run because an interceptor, a tool or a person wants it."""
         self._close_open(self.texts.ended_early)
         self._keep_partial()
-        if end.text:
-            self.show(end.text)
-            self.message_id = self.close_turn(self.trace, end.text)
+        text = self.scope.chain.mask(end.text)  # a tool may have said it
+        if text:
+            self.show(text)
+            self.message_id = self.close_turn(self.trace, text)
         await self.finish(end.stop_reason)
 
     async def fail(self, error: EngineError) -> None:
         """End the run with error; what was shown stays, in the stream and in the conversation."""
         self._abandon(self.texts.failed)
-        diagnosis = diagnosis_of(error)
-        self.writer.event(make_error(error.message, diagnosis=diagnosis))
-        self._run.error.message = error.message
+        diagnosis = masked(self.scope, diagnosis_of(error))
+        self.writer.event(make_error(diagnosis.summary, diagnosis=diagnosis))
+        self._run.error.message = diagnosis.summary
         self._run.error.diagnosis.CopyFrom(diagnosis)
         place = {"run_id": self.trace.key.run_id, "tenant": self.trace.key.tenant, "agent": self.trace.agent}
         trace_id = self.trace.checkpoint.trace_id
@@ -281,7 +285,7 @@ class Segment:
                 used_skills=view.used_skills,
                 used_mcp=view.used_mcp,
                 usage=self.trace.usage,
-                stop_reason=StopReason.Name(stop_reason).removeprefix("STOP_REASON_").lower(),
+                stop_reason=stop_name(stop_reason),
             )
         )
 

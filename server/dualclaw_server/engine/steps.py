@@ -53,7 +53,7 @@ def step(scope: Scope, call: Call, phase: str, result: str = "", diagnosis: Diag
         result=result,
         phase=phase,
         index=state.index,
-        diagnosis=_masked(scope, diagnosis) if diagnosis is not None else None,
+        diagnosis=masked(scope, diagnosis) if diagnosis is not None else None,
         node=scope.nodes.tools.get(call.name),
         call_id=call.id,
         parent_call_id=scope.trace.call_id,
@@ -105,12 +105,13 @@ def leaves_doubt(tool: Tool | None) -> bool:
     return tool is None or isinstance(tool, AgentTool) or tool.effect != "read"
 
 
-def _masked(scope: Scope, diagnosis: Diagnosis) -> Diagnosis:
+def masked(scope: Scope, diagnosis: Diagnosis) -> Diagnosis:
+    """Return a diagnosis with nothing in it that must not be shown."""
     texts = (diagnosis.summary, diagnosis.detail, diagnosis.hint)
-    masked = tuple(scope.chain.mask(text) for text in texts)
-    if masked == texts:
+    shown = tuple(scope.chain.mask(text) for text in texts)
+    if shown == texts:
         return diagnosis
     made = Diagnosis()
     made.CopyFrom(diagnosis)
-    made.summary, made.detail, made.hint = masked
+    made.summary, made.detail, made.hint = shown
     return made

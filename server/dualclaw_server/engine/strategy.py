@@ -73,7 +73,8 @@ class ReAct:
                     await scope.last_answer()
                     return StopReason.STOP_REASON_STEP_LIMIT
                 if not await scope.reason(tools=True, extra_instructions=self.guidance(scope)):
-                    return StopReason.STOP_REASON_FINISHED
+                    beyond = checkpoint.model_calls > limits.max_steps  # the last answer, after its review
+                    return StopReason.STOP_REASON_STEP_LIMIT if beyond else StopReason.STOP_REASON_FINISHED
             over_budget = scope.over_budget()
             if over_budget:
                 scope.skip_calls(over_budget)

@@ -310,9 +310,11 @@ class Worker:
             await asyncio.wait({running, watching, clock}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and not running.done():
                 segment.signals += watching.result()
+                segment.stopping = "cancelled"
                 await _stop(running)
                 await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             elif not running.done():
+                segment.stopping = "budget_exceeded"
                 await _stop(running)
                 await segment.halt(StopReason.STOP_REASON_BUDGET_EXCEEDED, segment.texts.wall_time)
             else:

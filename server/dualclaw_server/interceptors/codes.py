@@ -8,6 +8,7 @@ from dualclaw import StopReason
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.checkpoint import CallPhase, Stage
 from dualclaw_server.engine.interceptor import EMPTY, Observation
+from dualclaw_server.engine.outcome import stop_name
 from dualclaw_server.engine.trace import Trace
 
 OK = "ok"
@@ -16,7 +17,7 @@ SUSPENDED = "suspended"
 CANCELLED = "cancelled"
 BROKEN_OFF = "stopped"
 """Of a segment that was cancelled or failed, where its state does not say which."""
-RUN_ENDINGS = frozenset(name.removeprefix("STOP_REASON_").lower() for name in StopReason.keys()) | {BROKEN_OFF}  # noqa: SIM118
+RUN_ENDINGS = frozenset(map(stop_name, StopReason.values())) | {BROKEN_OFF, "transferred"}
 """How a segment ends that has not failed."""
 
 
@@ -37,9 +38,11 @@ def call_code(trace: Trace, call: Call, observation: Observation, error: BaseExc
 
 
 def run_code(trace: Trace) -> str:
-    """Return how an agent's segment ended as far as its state tells: a stop reason in lower case, or BROKEN_OFF."""
+    """Return how an agent's segment ended: what it says itself, else as far as its state tells, else BROKEN_OFF."""
+    if trace.ending:
+        return trace.ending
     if any(not question.HasField("decision") for question in trace.questions):
         return "interrupted"
     if trace.checkpoint.stop_reason:
-        return StopReason.Name(trace.checkpoint.stop_reason).removeprefix("STOP_REASON_").lower()
+        return stop_name(trace.checkpoint.stop_reason)
     return "finished" if trace.checkpoint.stage == Stage.STAGE_END else BROKEN_OFF

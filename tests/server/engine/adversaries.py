@@ -20,6 +20,9 @@ Turn = Mapping[str, object]
 NEXT: dict[str, object] = {"when": {"user": "^next$"}, "say": [{"text": "fine"}]}
 """What the engine's own model says to the message after."""
 END: dict[str, object] = {"say": [{"text": "end"}]}
+MOMENT = Limits(max_steps=6, wall_time=0.1)
+"""Limits of a run that only its wall time ends; its next message goes to CALM, however slow the machine is."""
+CALM = Agent("calm")
 QUICK = RetryPolicy(attempts=2, first_delay=0.01, max_delay=0.01)
 
 # Shaped like credentials, put together here so that no scanner takes the repository for leaky.
@@ -62,6 +65,8 @@ class Adversary:
     """Stop reason of the run, or the diagnosis code of its error."""
     after: str = "finished"
     """How the next message of the conversation ends."""
+    next_to: str = ""
+    """Agent the next message goes to; empty: the same one."""
     codes: Iterable[str] = ()
     """Diagnosis codes that steps of the run must show."""
     says: str = ""

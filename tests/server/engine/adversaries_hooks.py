@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from dualclaw import ContentPart, Message, ToolCall
-from dualclaw_server.engine.agent import Limits
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.interceptor import (
     HOOKS,
@@ -19,14 +18,14 @@ from dualclaw_server.engine.interceptor import (
 )
 from dualclaw_server.engine.model import ModelChunk, ModelError, ModelResponse, Restart, TextDelta
 from dualclaw_server.engine.outcome import Ask, End, Outcome, Replace, Suspend
+from dualclaw_server.engine.tool import tool
 from dualclaw_server.engine.trace import Trace
 
-from .adversaries import END, LEAK, Adversary, Entry, Traps, agent, calls, says
+from .adversaries import CALM, END, LEAK, MOMENT, Adversary, Entry, Traps, agent, calls, says
 from .adversaries_tools import Odd
 from .conftest import echo
 
 ONE_CALL: Sequence[Mapping[str, object]] = (calls("echo", when={"step": 0}, text="a"), END)
-IN_TIME = Limits(max_steps=6, wall_time=0.3)
 NEW_HOOKS = [hook for hook in HOOKS if hook not in ("on_thought", "on_action", "on_observation", "before_agent")]
 
 
@@ -45,7 +44,7 @@ def everywhere(error: BaseException, hooks: Sequence[str], *, fail_closed: bool 
 
 
 def hanging(hook: str) -> Entry:
-    """Return an entry whose interceptor hangs in a hook; the wall time ends it, and the run after it too."""
+    """Return an entry whose interceptor hangs in a hook until the wall time ends it."""
 
     async def hangs(*_: object) -> None:
         await asyncio.sleep(600)
@@ -56,9 +55,8 @@ def hanging(hook: str) -> Entry:
 
     def entry(_: Traps) -> Adversary:
         item = type("Hangs", (Interceptor,), {hook: hangs_streaming if hook == "intercept_stream" else hangs})()
-        in_call = hook in ("on_action_start", "on_tool_call_start", "intercept_tool")
-        after = "finished" if in_call else "budget_exceeded"
-        return Adversary([agent(echo, guards=[item], limits=IN_TIME)], ONE_CALL, "budget_exceeded", after=after)
+        made = [agent(echo, guards=[item], limits=MOMENT), CALM]
+        return Adversary(made, ONE_CALL, "budget_exceeded", next_to="calm")
 
     entry.__name__ = f"hanging_in_{hook}"
     return entry
@@ -216,11 +214,25 @@ class SwallowsQuestions(Interceptor):
             return Observation([ContentPart(text="never mind")])
 
 
+def a_question_that_is_swallowed(_: Traps) -> Adversary:
+    @tool(effect="read")
+    async def asks() -> str:
+        """Ask people."""
+        raise Suspend(Ask("May I?", kind="question"))
+
+    script = [calls("asks", when={"step": 0}), END]
+    return Adversary([agent(asks, guards=[SwallowsQuestions()])], script, "interrupted")
+
+
 class Asks(Interceptor):
     """Asks people about the run before anything else, again and again."""
 
     async def on_agent_start(self, trace: Trace) -> Outcome | None:
         return Suspend(Ask("May I begin?", key=str(trace.segment)))
+
+
+def a_question_before_anything(_: Traps) -> Adversary:
+    return Adversary([agent(guards=[Asks()]), CALM], [END], "interrupted", next_to="calm")
 
 
 HOOKED: Sequence[Entry] = (
@@ -240,6 +252,8 @@ HOOKED: Sequence[Entry] = (
     an_answer_begun_again_and_again,
     extras_without_end,
     a_shape_that_cannot_be,
+    a_question_that_is_swallowed,
+    a_question_before_anything,
     *map(
         hanging,
         (

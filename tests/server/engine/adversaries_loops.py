@@ -159,7 +159,7 @@ def a_plan_that_is_nonsense(_: Traps) -> Adversary:
     script = [
         says({"text": "So."}, tools=False),
         calls("create_plan", when={"step": 0}, steps=["x" * 500] * 50),
-        calls("create_plan", when={"step": 1}, steps=["x"] * 10_000),
+        calls("create_plan", when={"step": 1}, steps=["x"] * 1_000),
         calls("update_plan_progress", when={"step": 2}, next_plan_index=-(10**30)),
         calls("revise_plan", when={"step": 3}, new_steps=["y"] * 50, from_index=50),
         calls("revise_plan", raw='{"new_steps": null, "from_index": 1e400}'),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from dualclaw import (
     ContentPart,
@@ -28,11 +29,10 @@ from dualclaw_server.engine.model import (
     ToolSpec,
 )
 
-from .adversaries import END, QUICK, Adversary, Entry, Traps, calls, says
+from .adversaries import CALM, END, MOMENT, QUICK, Adversary, Entry, Traps, calls, says
 from .adversaries_tools import Odd
 from .conftest import echo
 
-SHORT = Limits(max_steps=6, wall_time=0.3)
 Stream = Callable[[ModelRequest], AsyncGenerator[ModelChunk, None]]
 
 
@@ -82,7 +82,8 @@ def _of(
     made = Agent(
         "a", models=[Misbehaving(stream)], tools=[echo], limits=limits or Limits(max_steps=6, wall_time=15), retry=QUICK
     )
-    return Adversary([made], [], ends, size=size, options=options)
+    next_to = "calm" if limits is MOMENT else ""
+    return Adversary([made, CALM], [], ends, size=size, options=options, next_to=next_to)
 
 
 def _step(request: ModelRequest) -> int:
@@ -120,7 +121,7 @@ def a_model_that_hangs(_: Traps) -> Adversary:
         yield TextDelta("So")
         await asyncio.sleep(600)
 
-    return _of(stream, "budget_exceeded", limits=SHORT)
+    return _of(stream, "budget_exceeded", limits=MOMENT)
 
 
 def a_model_that_ignores_its_cancellation(_: Traps) -> Adversary:
@@ -132,7 +133,7 @@ def a_model_that_ignores_its_cancellation(_: Traps) -> Adversary:
             yield TextDelta("and on ")
         yield answer(ContentPart(text="So and on "))
 
-    return _of(stream, "budget_exceeded", limits=SHORT)
+    return _of(stream, "budget_exceeded", limits=MOMENT)
 
 
 # Without end
@@ -144,7 +145,7 @@ def text_without_end(_: Traps) -> Adversary:
             yield TextDelta("and on ")
             await asyncio.sleep(0.001)
 
-    return _of(stream, "budget_exceeded", limits=SHORT)
+    return _of(stream, "budget_exceeded", limits=MOMENT)
 
 
 def reasoning_without_end(_: Traps) -> Adversary:
@@ -153,7 +154,7 @@ def reasoning_without_end(_: Traps) -> Adversary:
             yield ReasoningDelta("hm ")
             await asyncio.sleep(0.001)
 
-    return _of(stream, "budget_exceeded", limits=SHORT)
+    return _of(stream, "budget_exceeded", limits=MOMENT)
 
 
 def _breathless(chunk: ModelChunk, ends: str, *, mode: str = "LIVE", size: int = 20_000_000) -> Adversary:
@@ -162,7 +163,7 @@ def _breathless(chunk: ModelChunk, ends: str, *, mode: str = "LIVE", size: int =
             yield chunk
 
     options = RunOptions(retry_mode=RetryMode.Value(f"RETRY_MODE_{mode}"))
-    return _of(stream, ends, limits=SHORT if ends == "budget_exceeded" else None, size=size, options=options)
+    return _of(stream, ends, limits=MOMENT if ends == "budget_exceeded" else None, size=size, options=options)
 
 
 def text_in_one_breath(_: Traps) -> Adversary:
@@ -191,7 +192,7 @@ def a_sub_agent_in_one_breath(_: Traps) -> Adversary:
         while True:
             yield TextDelta("x")
 
-    below = Agent("below", models=[Misbehaving(stream)], limits=SHORT, retry=QUICK)
+    below = Agent("below", models=[Misbehaving(stream)], limits=MOMENT, retry=QUICK)
     above = Agent("a", sub_agents=[below], limits=Limits(max_steps=3, wall_time=15), retry=QUICK)
     script = [calls("below", when={"step": 0}, request="go"), END]
     return Adversary([above], script, "finished", codes=["tool.timeout"])
@@ -282,7 +283,7 @@ def a_stream_that_differs_from_its_answer(_: Traps) -> Adversary:
         yield TextDelta("one thing")
         yield answer(ContentPart(text="quite another"))
 
-    return _of(stream, "finished")
+    return replace(_of(stream, "finished"), holds=lambda events: events[-1].done.content == "quite another")
 
 
 def an_answer_with_parts_of_others(_: Traps) -> Adversary:

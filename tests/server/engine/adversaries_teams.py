@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dualclaw import EngineEvent
+from dualclaw.errors import EngineError
 from dualclaw_server.engine.agent import Agent, Limits, agent_tool
 from dualclaw_server.engine.handoff import TRANSFER, exit_tool
 from dualclaw_server.engine.interceptor import Interceptor, RunConfig
 from dualclaw_server.engine.outcome import End, Fail
 from dualclaw_server.engine.tool import ToolContext, tool
 from dualclaw_server.engine.trace import Trace
-from dualclaw.errors import EngineError
 
 from .adversaries import END, QUICK, Adversary, Entry, Traps, agent, calls, says
 from .conftest import echo, scripted
