@@ -22,6 +22,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
+from opentelemetry import metrics, trace
 
 from dualclaw.rpc import (
     AGENT_SERVICE,
@@ -44,11 +45,12 @@ from dualclaw_server.servicers.engine import EngineServicer
 from dualclaw_server.servicers.logs import Redactor
 from dualclaw_server.servicers.runs import Runs
 from dualclaw_server.servicers.streams import PATIENCE, Streams
-from dualclaw_server.servicers.telemetry import exporting_provider, tracing_interceptor
+from dualclaw_server.servicers.telemetry import exporting_meters, exporting_provider, tracing_interceptor
 from dualclaw_server.settings import Settings, SettingsError, is_loopback, split_address
 from dualclaw_server.tools import assistant
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
 SERVICES: Final = (ENGINE_SERVICE, CONVERSATION_SERVICE, AGENT_SERVICE)
@@ -77,6 +79,8 @@ class Parts:
     access: Access
     provider: "TracerProvider | None" = None
     """Where spans go; None: no spans are made."""
+    meters: "MeterProvider | None" = None
+    """Where metrics go; None: nothing is counted."""
 
 
 def make_parts(settings: Settings) -> Parts:
@@ -89,7 +93,9 @@ def make_parts(settings: Settings) -> Parts:
     if parts is None:
         raise SettingsError(problems)
     if settings.otlp_endpoint:
-        return replace(parts, provider=exporting_provider(settings.service_name))
+        parts = replace(parts, provider=exporting_provider(settings.service_name))
+    if settings.otlp_metrics_endpoint:
+        parts = replace(parts, meters=exporting_meters(settings.service_name))
     return parts
 
 
@@ -289,6 +295,8 @@ async def engine_server(
     async with contextlib.AsyncExitStack() as stack:
         if parts.provider is not None:
             stack.push_async_callback(asyncio.to_thread, parts.provider.shutdown)
+        if parts.meters is not None:
+            stack.push_async_callback(asyncio.to_thread, parts.meters.shutdown)
         stack.push_async_callback(parts.model.aclose)
         try:
             await parts.store.open()
@@ -316,6 +324,10 @@ async def serve(settings: Settings, parts: Parts, redactor: Redactor, announce: 
         StartError: it cannot start.
         Exception: what ended the worker, should it fail.
     """
+    if parts.provider is not None:
+        trace.set_tracer_provider(parts.provider)
+    if parts.meters is not None:
+        metrics.set_meter_provider(parts.meters)
     stopped = asyncio.Event()
     with _signals(stopped.set):
         async with engine_server(settings, parts, redactor=redactor) as server:

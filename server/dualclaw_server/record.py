@@ -86,7 +86,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         [Message(role=Role.ROLE_USER, parts=[ContentPart(text=options.ask)])], instructions=options.instructions
     )
     names = frozenset(tool.name for tool in tools)
-    mask = Mask([*settings.secrets, *_secrets_in(vendor.address(name, url or settings.model_base_url))])
+    mask = Mask(settings.secrets)
     try:
         body = api.body(request, model=name, tools=encoded_tools, tool_names=names, stream=True)
         take = asyncio.run(_record(endpoint, api, body, mask))
@@ -308,17 +308,8 @@ def _chosen(spec: str) -> tuple[Vendor, str, str]:
     vendor, _, rest = spec.strip().partition(":")
     name, at, url = rest.partition("@http")
     if not name or "," in vendor or "+" in vendor:
-        raise RecordError(f"--model must be VENDOR:NAME, one live model, not {spec!r}")
+        raise RecordError(f"--model must be VENDOR:NAME, one live model, not {spec.partition('@')[0]!r}")
     return find_vendor(shipped_vendors(), vendor.lower()), name, f"http{url}" if at else ""
-
-
-def _secrets_in(address: str) -> list[str]:
-    """Return the parts of an address that may be keys."""
-    parts = urllib.parse.urlsplit(address)
-    return [
-        parts.password or "",
-        *(value for name, value in urllib.parse.parse_qsl(parts.query) if name != "api-version"),
-    ]
 
 
 def _endpoint(settings: Settings, vendor: Vendor, api: Api, name: str, url: str) -> Endpoint:

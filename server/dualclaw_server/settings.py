@@ -15,9 +15,11 @@ exported at all; the OpenTelemetry SDK reads the others itself.
 import difflib
 import ipaddress
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import unquote_plus, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -39,6 +41,8 @@ OTHER_PREFIXES: Final = ("DUALCLAW_WEB_", "DUALCLAW_IM_", "DUALCLAW_A2A_", "DUAL
 
 VENDOR_KEY_SUFFIX: Final = "_API_KEY"
 """How the names of the model vendors' own keys end."""
+
+_ADDRESS: Final = re.compile(r"https?://[^\s,]+", re.IGNORECASE)
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
 
@@ -126,9 +130,9 @@ class Settings(BaseModel):
     """Address to serve at; port 0 takes a free one."""
     store: str = Field("sqlite:dualclaw.db", min_length=1)
     """Where runs live: ``sqlite:PATH`` or ``memory:``."""
-    model: str = Field("scripted", min_length=1)
+    model: str = Field("scripted", min_length=1, repr=False)
     """The model of agents that name none: ``VENDOR:NAME``, several by commas, ``scripted:FILE`` or ``scripted``."""
-    model_base_url: str = ""
+    model_base_url: str = Field("", repr=False)
     """Endpoint of the model's vendor, the first of several; none: the vendor's own."""
     model_api_key: SecretStr = SecretStr("")
     """Key for that vendor; none: that of the vendor's own variable, such as OPENAI_API_KEY."""
@@ -164,16 +168,23 @@ class Settings(BaseModel):
     """Largest response message, in bytes."""
     otlp_endpoint: str = ""
     """Where spans go by OTLP over gRPC; none: no spans are made. The name with TRACES in it wins."""
+    otlp_metrics_endpoint: str = ""
+    """Where metrics go by OTLP over gRPC; none: where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere."""
     service_name: str = "dualclaw-server"
-    """Name of this service in spans."""
+    """Name of this service in spans and metrics."""
     vendor_keys: Mapping[str, SecretStr] = Field(default_factory=dict)
     """The keys of model vendors under the vendors' own names, such as OPENAI_API_KEY."""
 
     @property
     def secrets(self) -> Sequence[str]:
-        """Every value that must be in no log and no error."""
+        """Every value that must be in no log and no error; those in the addresses of models are among them."""
         keys = [self.model_api_key, *self.vendor_keys.values()]
-        return [*(key.get_secret_value() for key in keys), *self.headers_for_model.values()]
+        addresses = [self.model_base_url, *_ADDRESS.findall(self.model)]
+        return [
+            *filter(None, (key.get_secret_value() for key in keys)),
+            *self.headers_for_model.values(),
+            *(secret for address in addresses for secret in _secrets_in(address)),
+        ]
 
     @property
     def headers_for_model(self) -> Mapping[str, str]:
@@ -200,14 +211,35 @@ class Settings(BaseModel):
         return self
 
 
+def _secrets_in(address: str) -> Iterator[str]:
+    """Yield the parts of an address that may be keys, as they are written and as they are meant."""
+    try:
+        parts = urlsplit(address)
+        found = [parts.password or parts.username or ""]
+    except ValueError:
+        return  # no address at all, and refused as one elsewhere
+    for pair in filter(None, parts.query.split("&")):
+        name, _, value = pair.partition("=")
+        if name != "api-version":
+            found.append(value)
+    for secret in filter(None, found):
+        yield secret
+        if (meant := unquote_plus(secret)) != secret:
+            yield meant
+
+
 _COLLECTED: Final = frozenset({"vendor_keys"})
 """Fields that no single variable sets."""
 
-_STANDARD_NAMES: Final[Mapping[str, str]] = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp_endpoint",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "otlp_endpoint",  # the more specific one wins
-    "OTEL_SERVICE_NAME": "service_name",
-}
+_STANDARD_NAMES: Final = (
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_metrics_endpoint"),
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_endpoint"),  # the more specific ones win
+    ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "otlp_metrics_endpoint"),
+    ("OTEL_SERVICE_NAME", "service_name"),
+)
+_SWITCHES: Final = {"OTEL_TRACES_EXPORTER": "otlp_endpoint", "OTEL_METRICS_EXPORTER": "otlp_metrics_endpoint"}
+"""With the value none they take an endpoint away."""
 
 
 def read_settings(
@@ -222,10 +254,10 @@ def read_settings(
     Raises:
         SettingsError: with every fault there is.
     """
-    others = {*_STANDARD_NAMES.values(), *_COLLECTED}
+    others = {*(field for _, field in _STANDARD_NAMES), *_COLLECTED}
     own = {PREFIX + field.upper(): field for field in Settings.model_fields if field not in others}
     values: dict[str, object] = {}
-    for name, field in (*own.items(), *_STANDARD_NAMES.items()):
+    for name, field in (*own.items(), *_STANDARD_NAMES):
         if environ.get(name, "").strip():
             values[field] = environ[name].strip()
     values |= {field: value for field, value in (overrides or {}).items() if value is not None}
@@ -234,8 +266,9 @@ def read_settings(
         for name in environ
         if name.endswith(VENDOR_KEY_SUFFIX) and not name.startswith(PREFIX) and environ[name].strip()
     }
-    if environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
-        values.pop("otlp_endpoint", None)
+    for name, field in _SWITCHES.items():
+        if environ.get(name, "").strip() == "none":
+            values.pop(field, None)
     warnings = [_warning(name, own) for name in sorted(environ) if _unknown(name, own)]
     wrong: set[str] = set()
     try:
@@ -250,7 +283,8 @@ def read_settings(
 
 def described_settings() -> Iterator[tuple[str, str, str]]:
     """Yield name, default and meaning of every environment variable that is read; without a default it is "none"."""
-    standard = {field: name for name, field in reversed(tuple(_STANDARD_NAMES.items()))}
+    standard = {field: name for name, field in reversed(_STANDARD_NAMES)}
+    standard["otlp_metrics_endpoint"] = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"  # the general name is told already
     for field, info in Settings.model_fields.items():
         text = (info.description or "").partition("\n")[0].replace("``", "")
         if field in _COLLECTED:
@@ -260,6 +294,8 @@ def described_settings() -> Iterator[tuple[str, str, str]]:
         if field == "otlp_endpoint":
             yield "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "none", "The same, for spans alone."
             yield "OTEL_TRACES_EXPORTER", "otlp", "With the value none, no spans are made whatever the endpoint."
+        if field == "otlp_metrics_endpoint":
+            yield "OTEL_METRICS_EXPORTER", "otlp", "With the value none, nothing is counted whatever the endpoint."
 
 
 def _shown(default: object) -> str:
@@ -300,7 +336,7 @@ def _stand_ins(wrong: set[str]) -> dict[str, str]:
 
 def _line(detail: ErrorDetails) -> str:
     field = str(detail["loc"][0])
-    names = {value: name for name, value in _STANDARD_NAMES.items()}
+    names = {field: name for name, field in reversed(_STANDARD_NAMES)}
     name = names.get(field, PREFIX + field.upper())
     text = "must name a file that exists" if detail["type"] == "path_not_file" else detail["msg"]
     return f"{name}: {text[:1].lower()}{text[1:]}"

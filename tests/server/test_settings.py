@@ -82,7 +82,7 @@ def test_every_setting_is_described_once_with_its_default() -> None:
     """Whatever the engine reads has a name that works, a default and a sentence; no key and no type shows up."""
     described = list(described_settings())
     names = [name for name, _, _ in described]
-    assert len(set(names)) == len(names) == len(Settings.model_fields) + 2
+    assert len(set(names)) == len(names) == len(Settings.model_fields) + 3
     _, warnings = read_settings(dict.fromkeys((name for name in names if name.startswith("DUALCLAW_")), ""))
     assert warnings == []
     assert all(text.endswith(".") and "`" not in text and default for _, default, text in described)
@@ -217,3 +217,14 @@ def test_settings_cannot_be_changed() -> None:
     """A settings object is a value."""
     with pytest.raises(ValueError, match="frozen"):
         Settings().listen = "x"  # type: ignore[misc]
+
+
+def test_keys_in_the_addresses_of_models_are_secrets_too() -> None:
+    """Users, passwords and queries count, as written and as meant; they are in no repr either."""
+    environ = {
+        "DUALCLAW_MODEL_BASE_URL": "https://bob:p%2Fass-word@host/v1?api-version=2024-10-21&key=query-key,1",
+        "DUALCLAW_MODEL": "custom:m@https://user-key@other/v1,custom:n@https://third/v1?k=third-key",
+    }
+    settings, _ = read_settings(environ)
+    assert set(settings.secrets) == {"p%2Fass-word", "p/ass-word", "query-key,1", "user-key", "third-key"}
+    assert not any(secret in repr(settings) for secret in settings.secrets)

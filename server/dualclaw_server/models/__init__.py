@@ -136,16 +136,19 @@ def _choice(part: str, vendors: Mapping[str, Vendor]) -> _Choice:
     kind, _, rest = part.partition(":")
     if kind == "scripted":
         return _Choice(None, rest)
+    shown = part.partition("@")[0] if "://" in part else part  # an address may hold a key
     found = _FORM.fullmatch(part)
     if found is None:
-        raise ValueError(f"model {part!r} is not known; a model is one of {_FORMS}")
+        raise ValueError(f"model {shown!r} is not known; a model is one of {_FORMS}")
     try:
         vendor = find_vendor(vendors, found["vendor"].lower())
     except ValueError as error:
-        raise ValueError(f"model {part!r}: {error}; a model is one of {_FORMS}") from None
+        raise ValueError(f"model {shown!r}: {error}; a model is one of {_FORMS}") from None
     tools = found["tools"]
     if tools is not None and tools not in ("text", "json"):
-        raise ValueError(f"model {part!r}: after the + of a vendor comes text or json, not {tools!r}")
+        raise ValueError(f"model {shown!r}: after the + of a vendor comes text or json, not {tools!r}")
+    if "://" in found["name"]:
+        raise ValueError(f"model {shown!r}: it must be VENDOR:NAME@http://... or VENDOR:NAME@https://...")
     return _Choice(vendor, found["name"], tools or "", found["url"] or "")
 
 

@@ -10,13 +10,16 @@ Rules and their reasons:
 - Closing closes the connection at once, unless the answer was read to its end: then it is used again. After
   the stream's own end mark a moment is left for the end of the HTTP message, which usually follows at once;
   without it every call would pay for a new connection.
-- Nothing here puts a header, a query or the user part of an address into an error.
+- Nothing here puts a header, a query or the user part of an address into an error. A user in the address is sent
+  as HTTP means it, in an Authorization header; where the key needs that header, only one of the two can be meant.
 """
 
 import asyncio
+import base64
 import errno
 import logging
 import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 _ERROR_BODY_BYTES = 64 * 1024
 _DRAIN_SECONDS = 0.02
 _KEEPALIVE_SECONDS = 4.0  # servers commonly drop idle connections after 5 s; a POST on a dead one cannot be repeated
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_FRAMING = frozenset({"content-length", "transfer-encoding", "expect"})
 _REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "x-trace-id")
 
 
@@ -72,13 +77,14 @@ class Endpoint:
     """One URL of one vendor, with its key and its connections. Safe for any number of calls at once.
 
     Args:
-        base_url: address up to where the API's paths begin; a query in it is kept.
+        base_url: address up to where the API's paths begin; a query in it is kept, a user is sent by HTTP Basic.
         path: what is appended, unless the base URL already ends with it.
         api_key: the key; white space around it is not part of it. Empty: none is sent.
         timeouts: bounds of the waits.
         auth: makes the headers that carry the key, and others the API demands.
         headers: sent in addition; they may replace any of these.
         tls: settings of TLS, to be shared by endpoints; None: those of the environment.
+        transport: answers the requests instead of the network; None: the network, by the environment's proxies.
 
     Raises:
         ValueError: the address or a header cannot be used; the text does not repeat it.
@@ -94,9 +100,10 @@ class Endpoint:
         auth: Callable[[str], Mapping[str, str]] = bearer,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.timeouts = timeouts
-        self._url = _join(base_url, path)
+        self._url, user, password = _join(base_url, path)
         sent = {
             "accept-encoding": "identity",
             "content-type": "application/json",
@@ -105,8 +112,16 @@ class Endpoint:
         key = _header_value("the API key", api_key.strip())
         sent.update((name.lower(), value) for name, value in auth(key).items())
         for name, value in (headers or {}).items():
-            sent[name.lower()] = _header_value(f"header {name}", value)
-        own = [*(headers or {}).values(), self._url.password, *_long_values(self._url)]
+            sent[_header_name(name)] = _header_value(f"header {name}", value)
+        own = [*(headers or {}).values(), *_long_values(self._url)]
+        if user or password:
+            if "authorization" in sent:
+                raise ValueError(
+                    "the base URL has a user, and the key or a header is sent as Authorization too: leave out one"
+                )
+            basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+            sent["authorization"] = f"Basic {basic}"
+            own += [basic, password or user]
         self.redact = Redactor([key, *own])
         self._client = HttpxAiohttpClient(
             headers=sent,
@@ -114,6 +129,8 @@ class Endpoint:
             limits=httpx.Limits(max_connections=0, keepalive_expiry=_KEEPALIVE_SECONDS),
             follow_redirects=False,
             verify=True if tls is None else tls,
+            transport=transport,
+            trust_env=transport is None,
         )
 
     @property
@@ -313,15 +330,31 @@ def _timed_out(message: str) -> ModelError:
     return ModelError("MODEL_TIMEOUT", message, retryable=True)
 
 
-def _join(base_url: str, path: str) -> httpx.URL:
+def _join(base_url: str, path: str) -> tuple[httpx.URL, str, str]:
+    """Return the whole URL without its user, then the user's name and password."""
     try:
         url = httpx.URL(base_url.strip())
+        host = url.host
+        host.encode("idna")  # as the transport will, where a failure would be a surprise
     except (httpx.InvalidURL, ValueError, TypeError):
-        raise ValueError("the base URL is no URL") from None
-    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError("the base URL is no URL, or its host is no name that can exist") from None
+    if url.scheme not in ("http", "https") or not host:
         raise ValueError("the base URL must start with http:// or https:// and name a host")
+    if "%" in host.partition("%25")[0]:
+        raise ValueError("the host of the base URL has characters that no host can have")
+    if url.port is not None and not 0 < url.port < 65_536:
+        raise ValueError("the port of the base URL must be from 1 to 65535")
     base = url.path.rstrip("/")
-    return url.copy_with(path=base if base.endswith(path) else base + path, fragment=None)
+    whole = url.copy_with(username="", password="", path=base if base.endswith(path) else base + path, fragment=None)
+    return whole, url.username, url.password
+
+
+def _header_name(name: str) -> str:
+    if _TOKEN.fullmatch(name) is None:
+        raise ValueError("a header has a name that no header can have: letters, digits and dashes may be in it")
+    if name.lower() in _FRAMING:
+        raise ValueError(f"header {name} belongs to the connection and cannot be set")
+    return name.lower()
 
 
 def _header_value(what: str, value: str) -> str:

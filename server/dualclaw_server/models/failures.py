@@ -10,6 +10,7 @@ Rules and their reasons:
 - Nothing that left here holds a secret: vendors repeat the key they refuse.
 """
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -25,6 +26,8 @@ EXCERPT_CHARACTERS = 500
 SHORTEST_SECRET = 4
 """Shorter values are placeholders such as "x", and taking them out would garble the text."""
 _LONGEST_WAIT = 24 * 3600.0
+_JUDGED_CHARACTERS = 8_000  # vendors say what it is at the beginning; an event may be megabytes
+_LINES_SEARCHED = 20
 
 _OVERFLOW_CODES = frozenset(
     {
@@ -115,6 +118,39 @@ def unreadable(data: str, redact: Redactor, *, wanted: str) -> UnreadableError:
     detail = redact.excerpt(data)
     text = f"The model's endpoint sent something that is no {wanted}: {detail}"
     return UnreadableError("MODEL_BAD_RESPONSE", text, retryable=True, detail=detail)
+
+
+def error_in(data: str, redact: Redactor, *, where: str, named: bool = False) -> ModelError | None:
+    """Return the error that the JSON of a body or an event holds, or None.
+
+    Args:
+        data: the text; one that is no JSON holds an error only if it is named.
+        redact: takes secrets out.
+        where: what it was found in, for people: "the stream".
+        named: the event itself is called "error", so whatever it holds is one.
+    """
+    try:
+        value: object = json.loads(data)
+    except (ValueError, RecursionError):
+        if not named:
+            return None
+        value = data
+    error = find_error(value, named=named)
+    return None if error is None else error_from_object(error, redact, where=where)
+
+
+def unreadable_event(data: str, redact: Redactor, *, where: str, wanted: str, named: bool) -> ModelError:
+    """Return what it means that an event is not of the API: the error somewhere in it, or that it is unreadable.
+
+    A gateway may have put its error object into an event that was still open: then it is a line of its own, near
+    the end.
+    """
+    for text in (data, *data.rsplit("\n", _LINES_SEARCHED)):
+        if (error := error_in(text, redact, where=where)) is not None:
+            return error
+    if named and (error := error_in(data, redact, where=where, named=True)) is not None:
+        return error
+    return unreadable(data, redact, wanted=wanted)
 
 
 def find_error(value: object, *, named: bool = False) -> Mapping[str, object] | None:
@@ -214,7 +250,8 @@ def _classify(
 ) -> ModelError:
     codes = {_text(error.get(key)).lower() for key in ("code", "type", "status", "error_type")}
     metadata = error.get("metadata")
-    words = " ".join([*sorted(codes), message, _text(metadata.get("raw")) if isinstance(metadata, Mapping) else ""])
+    raw = _text(metadata.get("raw")) if isinstance(metadata, Mapping) else ""
+    words = " ".join(text[:_JUDGED_CHARACTERS] for text in (*sorted(codes), message, raw))
     reason, retryable, hint = _decide(status, codes, words)
     if status == 404 and path:
         hint = f"Check the base URL (asked for {path}; most endpoints want it to end in /v1) and the model's name."

@@ -36,6 +36,7 @@ from dualclaw_server.models.history import call_ids, without_images
 from dualclaw_server.models.sse import DEFAULT_MAX_EVENT_BYTES, EventTooLargeError, SSEReader
 
 _EVENT_STREAM = "text/event-stream"
+_EARLY_BYTES = 1024 * 1024
 _NO_STREAM = ("text/html", "application/json", "application/problem+json", "application/xml", "text/xml")
 _BODY_BYTES = 64 * 1024 * 1024
 
@@ -109,16 +110,18 @@ class HttpChatModel:
                 else:
                     waits = _Waits(timeouts, start)
                     reader = SSEReader(max_event_bytes=self._max_event_bytes)
+                    early = bytearray()
                     while not fold.done:
                         data = await self._read(answer, fold, waits)
                         failure = _feed(reader, fold, data)
+                        _keep_early(early, fold, data)
                         for chunk in _merged(fold.take()):
                             yield chunk
                         if failure is not None:
                             raise failure
                         if data is None:
                             break
-                    fold.end()
+                    self._end(answer, fold, early)
                 for chunk in _merged(fold.take()):
                     yield chunk
                 response = fold.response()
@@ -180,21 +183,34 @@ class HttpChatModel:
         """Read a stream nobody asked for; like any stream it is over at its end mark, not when the body ends."""
         waits = _Waits(self._endpoint.timeouts, answer.now())
         reader = SSEReader(max_event_bytes=self._max_event_bytes)
+        early = bytearray()
         while not fold.done:
             data = await self._read(answer, fold, waits)
             failure = _feed(reader, fold, data)
+            _keep_early(early, fold, data)
             fold.take()
             if failure is not None:
                 raise failure
             if data is None:
                 break
-        fold.end()
+        self._end(answer, fold, early)
 
     async def _read_body(self, answer: Answer, fold: AnswerFold) -> None:
         """Read an answer that is not a stream: a completion, an error, or something else entirely."""
         await answer.read_all(_BODY_BYTES, answer.now() + self._endpoint.timeouts.whole)
+        self._feed_body(answer, fold, answer.text())
+
+    def _end(self, answer: Answer, fold: AnswerFold, early: bytearray) -> None:
+        """End a stream; one without any event may be a whole body that only calls itself a stream."""
+        text = early.decode("utf-8", "replace").lstrip("\ufeff \t\r\n") if not fold.events else ""
+        if text.startswith(("{", "[", "<")):
+            self._feed_body(answer, fold, text)
+        else:
+            fold.end()
+
+    def _feed_body(self, answer: Answer, fold: AnswerFold, body: str) -> None:
         try:
-            fold.feed_body(answer.text())
+            fold.feed_body(body)
         except ModelError as error:
             if error.reason != "MODEL_BAD_RESPONSE":
                 raise
@@ -258,6 +274,12 @@ def _feed(reader: SSEReader, fold: AnswerFold, data: bytes | None) -> ModelError
     except EventTooLargeError as error:
         return _too_large(error)
     return None
+
+
+def _keep_early(early: bytearray, fold: AnswerFold, data: bytes | None) -> None:
+    """Keep what was read before the first event, up to a bound."""
+    if data and not fold.events and len(early) < _EARLY_BYTES:
+        early += data
 
 
 def _add_usage(error: ModelError, fold: AnswerFold) -> None:

@@ -33,21 +33,24 @@ class ThinkSplitter:
 
     def __init__(self) -> None:
         self._state = _State.START
-        self._held = ""
+        self._held: list[str] = []
 
     def feed(self, piece: str) -> tuple[str, str]:
         """Take the next piece of the text."""
         if self._state is _State.TEXT:
             return "", piece
-        text = self._held + piece
-        self._held = ""
+        if self._is_more_space(piece):
+            self._held.append(piece)
+            return "", ""
+        text = "".join([*self._held, piece])
+        self._held.clear()
         if self._state is _State.START:
             bare = text.lstrip(_WHITESPACE)
             if bare.startswith(_OPEN):
                 self._state = _State.OPENED
                 text = bare[len(_OPEN) :]
             elif _OPEN.startswith(bare):
-                self._held = text
+                self._held.append(text)
                 return "", ""
             else:
                 self._state = _State.TEXT
@@ -56,10 +59,17 @@ class ThinkSplitter:
 
     def flush(self) -> tuple[str, str]:
         """Give back what was held; the message is over."""
-        held, self._held = self._held, ""
+        held = "".join(self._held)
+        self._held.clear()
         if self._state is _State.THINKING:
             return held, ""
         return "", held if self._state is _State.START else ""
+
+    def _is_more_space(self, piece: str) -> bool:
+        """Return whether the piece only lengthens the white space that is held; joining it each time costs too much."""
+        held = self._held[-1] if self._held else ""
+        waiting = self._state in (_State.START, _State.THINKING)
+        return waiting and not piece.strip(_WHITESPACE) and not held.strip(_WHITESPACE)
 
     def _in_block(self, text: str) -> tuple[str, str]:
         if self._state is _State.CLOSED:
@@ -75,7 +85,8 @@ class ThinkSplitter:
             return text[:end].rstrip(_WHITESPACE), self._after_block(text[end + len(_CLOSE) :])
         keep = len(text) - _possible_tag(text)
         keep = len(text[:keep].rstrip(_WHITESPACE))
-        self._held = text[keep:]
+        if keep < len(text):
+            self._held.append(text[keep:])
         return text[:keep], ""
 
     def _after_block(self, text: str) -> str:

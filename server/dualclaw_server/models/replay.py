@@ -11,7 +11,6 @@ says what it is (``RecordingNote``; ``record`` writes both). Rules and their rea
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Literal, get_args
 
 import httpx
 import msgspec
-from httpx_aiohttp import HttpxAiohttpClient
 
 from dualclaw_server.models.anthropic.api import AnthropicApi
 from dualclaw_server.models.api import Api
@@ -73,7 +71,8 @@ class Recording:
     def model(self) -> HttpChatModel:
         """Return a model whose vendor gives this answer to everything. Close it."""
         api = api_named(self.note.api)
-        return HttpChatModel(self.note.model, _RecordedEndpoint(api, self), api)
+        endpoint = Endpoint(_NO_HOST, api.path, "", timeouts=ModelTimeouts(), transport=_Transport(self))
+        return HttpChatModel(self.note.model, endpoint, api)
 
 
 def note_path(recording: Path) -> Path:
@@ -149,16 +148,9 @@ def _cut(body: bytes, sizes: Sequence[int]) -> Sequence[bytes]:
     return pieces
 
 
-class _RecordedEndpoint(Endpoint):
+class _Transport(httpx.AsyncBaseTransport):
     """A vendor that gives one answer, whatever it is asked."""
 
-    def __init__(self, api: Api, recording: Recording) -> None:
-        # A context without CAs is made in no time; nothing here ever speaks TLS.
-        super().__init__(_NO_HOST, api.path, "", timeouts=ModelTimeouts(), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        self._client = HttpxAiohttpClient(transport=_Transport(recording), trust_env=False)
-
-
-class _Transport(httpx.AsyncBaseTransport):
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 

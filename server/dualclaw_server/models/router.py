@@ -33,6 +33,7 @@ from dualclaw_server.engine.model import (
     ToolSpec,
 )
 from dualclaw_server.models.breaker import Breaker, BreakerPolicy, CircuitOpenError, GuardedModel
+from dualclaw_server.models.usage import MOST_TOKENS
 
 USUAL_POLICY: Final = BreakerPolicy()
 FALLS_OVER: Final[frozenset[Reason]] = frozenset(
@@ -260,5 +261,5 @@ def _sum(usages: Sequence[Usage | None]) -> Usage:
     total = Usage()
     for usage in usages:
         for field, value in usage.ListFields() if usage is not None else ():
-            setattr(total, field.name, getattr(total, field.name) + value)
+            setattr(total, field.name, min(getattr(total, field.name) + value, MOST_TOKENS))
     return total

@@ -43,6 +43,7 @@ What comes out, in order of first appearance:
 """
 
 import json
+import re
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -50,9 +51,65 @@ from dataclasses import dataclass, field
 from dualclaw import ToolCall
 from dualclaw.events import canonical_json, clean_text, parse_args
 
+_PLAIN = re.compile(r'[^"\\]+')
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_LARGEST_INDEX_DIGITS = 9
+
 
 class NamelessCallError(ValueError):
     """The stream ended and a call never got its name."""
+
+
+class _Ending:
+    """Follows a JSON text as it grows, to know in time that is linear over all of it whether it may be one object.
+
+    Vendors that repeat a call's name in every fragment make us ask whether the call is complete at each of them.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._over = False
+        self._spoilt = False
+
+    @property
+    def reached(self) -> bool:
+        """What began with ``{`` has come to its end, and nothing follows."""
+        return self._over and not self._spoilt
+
+    def feed(self, piece: str) -> None:
+        """Take what was added."""
+        at = 0
+        while at < len(piece) and not self._spoilt:
+            at = self._string(piece, at) if self._in_string else self._outside(piece, at)
+
+    def _string(self, piece: str, at: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        if (run := _PLAIN.match(piece, at)) is not None:
+            return run.end()
+        self._escaped = piece[at] == "\\"
+        self._in_string = self._escaped
+        return at + 1
+
+    def _outside(self, piece: str, at: int) -> int:
+        if not self._depth:
+            rest = piece[at:].lstrip()
+            begins = rest.startswith("{") and not self._over
+            self._spoilt = bool(rest) and not begins
+            self._depth = int(begins)
+            return len(piece) - len(rest) + 1 if begins else len(piece)
+        found = _STRUCTURE.search(piece, at)
+        if found is None:
+            return len(piece)
+        if found[0] == '"':
+            self._in_string = True
+        else:
+            self._depth += 1 if found[0] in "{[" else -1
+            self._over = self._depth == 0
+        return found.end()
 
 
 @dataclass(slots=True, eq=False)
@@ -63,11 +120,18 @@ class OpenCall:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     size: int = 0
+    _ending: _Ending = field(default_factory=_Ending)
+    _followed: int = 0
+    """How many of the pieces ``_ending`` has seen."""
+    _is_object: bool | None = None
+    """Whether the text so far is one JSON object; None: not looked at since it grew."""
 
     def arguments(self) -> str:
         """Return the text so far."""
         if len(self.pieces) > 1:
+            self._follow()
             self.pieces = ["".join(self.pieces)]
+            self._followed = 1
         return self.pieces[0] if self.pieces else ""
 
     def add(self, arguments: str) -> None:
@@ -79,12 +143,22 @@ class OpenCall:
     def replace(self, arguments: str) -> None:
         """Take the whole arguments instead of what came so far."""
         self.pieces, self.size = [arguments], len(arguments)
+        self._ending, self._followed, self._is_object = _Ending(), 0, None
 
     def complete(self) -> bool:
         """Return whether it has a name and its arguments are one JSON object."""
-        if not self.name or not self.pieces or not self.pieces[-1].rstrip().endswith("}"):
+        if not self.name:
             return False
-        return read_object(self.arguments()) is not None
+        self._follow()
+        if self._is_object is None:
+            self._is_object = self._ending.reached and read_object(self.arguments()) is not None
+        return self._is_object
+
+    def _follow(self) -> None:
+        for piece in self.pieces[self._followed :]:
+            self._ending.feed(piece)
+            self._is_object = None
+        self._followed = len(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +168,13 @@ class AssembledCall:
     call: ToolCall
     bad_arguments: str | None
     source: OpenCall
+
+
+def read_index(value: object) -> int | None:
+    """Return a place as vendors give it, a number or its digits; None: it is no place."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LARGEST_INDEX_DIGITS:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def read_object(text: str) -> dict[str, object] | None:

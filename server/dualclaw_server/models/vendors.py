@@ -123,7 +123,10 @@ class Vendor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"vendor {self.name} has no address of its own: set DUALCLAW_MODEL_BASE_URL, "
                 f"or write {self.name}:{model}@https://..."
             )
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+        except ValueError:
+            raise ValueError("the base URL is no URL") from None
         if parts.path.strip("/"):
             return address
         versioned = self.path_if_versioned and "api-version=" in parts.query

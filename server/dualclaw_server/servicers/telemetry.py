@@ -1,12 +1,13 @@
-"""Traces: spans of the rpcs, and the trace a call belongs to.
+"""Traces and metrics: spans of the rpcs, the trace a call belongs to, and where both go.
 
 Spans are made by opentelemetry-instrumentation-grpc. Its interceptor iterates a streaming handler and keeps
 its span current meanwhile; our handlers therefore yield nothing and write to the call themselves
 (servicers/streams.py), so that no span is ever current over a ``yield`` to somebody else's task.
 
-The provider is passed explicitly and never made the global one. Without an OTLP endpoint there is no SDK at
-work, and none is imported, for it would take a third of a second of every start: a call then belongs to the
-trace its caller named, or to a new random one.
+The rpcs' provider is passed explicitly. A server process also makes the providers its own global ones
+(``app.serve``), so that interceptors and counters, which only know the API, find them. Without an OTLP endpoint
+there is no SDK at work, and none is imported, for it would take a third of a second of every start: a call then
+belongs to the trace its caller named, or to a new random one.
 """
 
 # ruff: noqa: PLC0415  # see above
@@ -22,6 +23,7 @@ from opentelemetry import trace
 from dualclaw_server.engine.caller import TraceParent
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
 # W3C Trace Context, level 1: version-traceid-parentid-flags; a later version may append to it.
@@ -44,6 +46,18 @@ def exporting_provider(service_name: str) -> "TracerProvider":
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
+
+
+def exporting_meters(service_name: str) -> "MeterProvider":
+    """Return a provider that sends metrics to the OTLP endpoint the standard ``OTEL_*`` names describe."""
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    resource = Resource.create({SERVICE_NAME: service_name})
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    return MeterProvider([reader], resource=resource, shutdown_on_exit=False)
 
 
 def tracing_interceptor(provider: trace.TracerProvider) -> grpc.aio.ServerInterceptor:

@@ -1,6 +1,9 @@
 """Hooks around calls, batches and approvals: behaviours that docs/parity.md promises and no other test shows."""
 
+import json
 from collections.abc import Sequence
+
+import pytest
 
 from dualclaw import ContentPart, StopReason
 from dualclaw_server.engine.agent import Agent
@@ -76,6 +79,34 @@ async def test_the_end_of_a_batch_is_told_once_and_not_while_it_waits(open_engin
     await answer(engine, asked, decide("p1"))
     assert [entry.hook for entry in log.entries].count("on_action_end") == 1
     assert log.entries[-1].hook == "on_action_end"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "hint"),
+    [
+        ({"call": "gone"}, "tool.unknown", "Tools there are: echo"),
+        ({"call": "echo", "args": {"text": 5}}, "tool.bad_arguments", "Schema of echo: {"),
+        ({"call": "echo", "raw_args": '{"text": "cu'}, "tool.bad_arguments", "Schema of echo: {"),
+    ],
+)
+async def test_what_cannot_run_passes_the_hooks_and_says_what_would_be_right(
+    open_engine: Opener, call: dict[str, object], code: str, hint: str
+) -> None:
+    """Its hooks are called like any other call's, no tool is reached, and the model gets code, retryable and hint."""
+    log = Log()
+    watching = probe("on_tool_call_start", "intercept_tool", "on_tool_call_end")(log)
+    agent = Agent("a", tools=[echo], interceptors=[watching])
+    engine = await open_engine(agent, turn(0, {**call, "id": "c"}), turn(1, {"text": "I see."}))
+    asked = await engine.ask("go")
+    assert [(entry.hook, entry.call_id) for entry in log.entries] == [
+        ("on_tool_call_start", "c"),
+        ("on_tool_call_end", "c"),
+    ]
+    error = json.loads(results(await engine.messages(asked.conversation_id))["c"])["error"]
+    assert error["code"] == code
+    assert error["retryable"] is (code == "tool.bad_arguments")
+    assert error["hint"].startswith(hint)
+    assert error["message"]
 
 
 @tool(effect="read")

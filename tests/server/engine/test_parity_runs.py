@@ -106,6 +106,47 @@ async def test_cancelling_one_run_leaves_another_of_the_same_agent_alone(open_en
     assert (await engine.read(second)).last.done.content == "second\n\nwaited"
 
 
+async def test_a_tool_that_is_deaf_to_a_cancel_is_left_behind(open_engine: Opener) -> None:
+    """The run ends CANCELLED though the tool goes on, its call has a result, and the next message is answered."""
+    release = asyncio.Event()
+
+    @tool(effect="once")
+    async def deaf() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "too late"
+
+    engine = await open_engine(
+        Agent("a", tools=[deaf]), {"when": {"user": "next"}, "say": [{"text": "Next."}]}, turn(0, {"call": "deaf"})
+    )
+    started = await engine.start("go")
+    await engine.wait_for(started.head.key, lambda events: any(event.step.step.name for event in events))
+    await engine.cancel(started.head.key)
+    asked = await engine.read(started)
+    assert not release.is_set()
+    release.set()
+    assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
+    assert asked.last.done.process_steps[0].diagnosis.code == "tool.outcome_unknown"
+    assert (await engine.ask("next", conversation=asked.conversation_id)).last.done.content == "Next."
+
+
+def test_the_limits_are_those_the_table_names() -> None:
+    """Whoever changes a default changes what people were told."""
+    assert Limits() == Limits(
+        max_steps=20,
+        wall_time=600,
+        max_tokens=1_000_000,
+        max_tool_calls=200,
+        parallel_tools=8,
+        max_result=16_000,
+        max_depth=4,
+        max_transfers=10,
+    )
+
+
 async def test_a_call_beside_the_conversation_is_paid_for_by_the_run(open_engine: Opener) -> None:
     """What a tool or an interceptor asks a model aside is in the usage of the run, failed or not."""
 

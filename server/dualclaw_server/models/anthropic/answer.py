@@ -38,7 +38,7 @@ from dualclaw_server.models.anthropic.wire import (
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.sse import HalfJoiner, ServerEvent
-from dualclaw_server.models.tool_calls import AssembledCall, NamelessCallError, OpenCall, ToolCallAssembler
+from dualclaw_server.models.tool_calls import AssembledCall, NamelessCallError, OpenCall, ToolCallAssembler, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ class _Block:
 
     kind: _Kind
     pieces: list[str] = field(default_factory=list)
-    signature: str = ""
+    seals: list[str] = field(default_factory=list)
+    """Pieces of the signature."""
     id: str = ""
     name: str = ""
     stopped: bool = False
@@ -78,6 +79,9 @@ class _Block:
 
     def text(self) -> str:
         return "".join(self.pieces)
+
+    def signature(self) -> str:
+        return "".join(self.seals)
 
 
 class AnthropicAnswer:
@@ -233,7 +237,7 @@ class AnthropicAnswer:
     def _open(self, index: object, wire: WireBlock) -> None:
         kind = _KINDS.get(wire.kind if isinstance(wire.kind, str) else None, "skipped")
         identity, name = _string(wire.id), _string(wire.name)
-        place = _place(index)
+        place = read_index(index)
         before = self._by_index.get(place) if place is not None else None
         if before is not None and not before.stopped:
             if before.kind == kind != "skipped" and before.id == identity and before.name == name:
@@ -249,7 +253,7 @@ class AnthropicAnswer:
                 self._say(block, wire.text)
             case "thinking":
                 self._say(block, wire.thinking)
-                block.signature += _string(wire.signature)
+                block.seals.append(_string(wire.signature))
             case "redacted":
                 block.pieces.append(_string(wire.data))
             case "call" if wire.input and isinstance(wire.input, dict | list | str):
@@ -264,13 +268,13 @@ class AnthropicAnswer:
                 self._say(self._target(index, "thinking"), delta.thinking)
             case "signature_delta":
                 if (block := self._target(index, "thinking")) is not None:
-                    block.signature += _string(delta.signature)
+                    block.seals.append(_string(delta.signature))
             case "input_json_delta":
                 self._argue(self._target(index, "call"), _string(delta.partial_json, clean=False))
 
     def _target(self, index: object, kind: _Kind) -> _Block | None:
         """Return the block a fragment belongs to; None: one that is skipped."""
-        place = _place(index)
+        place = read_index(index)
         block = self._by_index.get(place) if place is not None else self._blocks[-1] if self._blocks else None
         if block is not None and (block.kind == kind or (kind == "call" and block.name == ANSWER_TOOL)):
             return block
@@ -291,7 +295,7 @@ class AnthropicAnswer:
         return block
 
     def _stop(self, index: object) -> None:
-        place = _place(index)
+        place = read_index(index)
         block = self._by_index.get(place) if place is not None else self._blocks[-1] if self._blocks else None
         if block is not None:
             self._end_block(block)
@@ -346,12 +350,12 @@ class AnthropicAnswer:
 
 
 def _part(block: _Block) -> ContentPart | None:
-    text = block.text()
+    text, signature = block.text(), block.signature()
     match block.kind:
         case "text" if text:
             return ContentPart(text=text)
-        case "thinking" if text or block.signature:
-            return ContentPart(reasoning=ReasoningPart(text=text, signature=mark("anthropic", block.signature)))
+        case "thinking" if text or signature:
+            return ContentPart(reasoning=ReasoningPart(text=text, signature=mark("anthropic", signature)))
         case "redacted" if text:
             return ContentPart(reasoning=ReasoningPart(redacted=text.encode(), signature=mark("anthropic", "")))
     return None
@@ -359,12 +363,6 @@ def _part(block: _Block) -> ContentPart | None:
 
 def _broken(text: str) -> ModelError:
     return ModelError("MODEL_STREAM_BROKEN", text, retryable=True)
-
-
-def _place(index: object) -> int | None:
-    if isinstance(index, str) and index.isascii() and index.isdigit():
-        return int(index)
-    return index if isinstance(index, int) else None
 
 
 def _string(value: object, *, clean: bool = True) -> str:

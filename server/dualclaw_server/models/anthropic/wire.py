@@ -15,15 +15,16 @@ from dualclaw import Usage
 from dualclaw_server.models.failures import (
     Redactor,
     UnreadableError,
-    error_from_object,
-    find_error,
+    error_in,
     unreadable,
+    unreadable_event,
 )
 from dualclaw_server.models.sse import ServerEvent
+from dualclaw_server.models.usage import MOST_TOKENS
 
 logger = logging.getLogger(__name__)
 
-_INT32_MAX = 2**31 - 1
+_WANTED: Final = "message of the Anthropic API"
 _COUNTS: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _THINKING: Final = "thinking_tokens"
 
@@ -107,13 +108,8 @@ class WireReader:
         try:
             return msgspec.convert(json.loads(event.data), WireEvent)
         except (ValueError, RecursionError):
-            pass
-        self.raise_error(event.data)
-        # A gateway may have put its error object into an event that was still open.
-        for line in event.data.split("\n"):
-            self.raise_error(line)
-        self.raise_error(event.data, named=event.event == "error")
-        raise self.unreadable(event.data)
+            named = event.event == "error"
+            raise unreadable_event(event.data, self._redact, where=self._where, wanted=_WANTED, named=named) from None
 
     def message(self, text: str) -> WireMessage:
         """Return a whole message.
@@ -135,20 +131,14 @@ class WireReader:
 
     def raise_error(self, data: str, *, named: bool = False) -> None:
         """Raise the ModelError that the text holds, if any; named: whatever it holds is one."""
-        try:
-            value: object = json.loads(data)
-        except (ValueError, RecursionError):
-            if not named:
-                return
-            value = data
-        error = find_error(value, named=named)
+        error = error_in(data, self._redact, where=self._where, named=named)
         if error is not None:
-            raise error_from_object(error, self._redact, where=self._where)
+            raise error
 
     def unreadable(self, data: str) -> UnreadableError:
         """Return what it means that the text is nothing of this API. Raises the ModelError it holds, if any."""
         self.raise_error(data)
-        return unreadable(data, self._redact, wanted="message of the Anthropic API")
+        return unreadable(data, self._redact, wanted=_WANTED)
 
 
 class UsageCount:
@@ -171,7 +161,7 @@ class UsageCount:
             found[_THINKING] = details.get(_THINKING)
         for name, reported in found.items():
             value = int(reported) if isinstance(reported, float) and reported.is_integer() else reported
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32_MAX:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS:
                 self._counts[name] = max(value, self._counts.get(name, 0))
 
     def usage(self) -> Usage | None:
@@ -182,7 +172,7 @@ class UsageCount:
         usage = Usage()
         if "input_tokens" in counts:
             prompt = sum(counts.get(name, 0) for name in _COUNTS if name != "output_tokens")
-            usage.input_tokens = min(prompt, _INT32_MAX)
+            usage.input_tokens = min(prompt, MOST_TOKENS)
         if "output_tokens" in counts:
             usage.output_tokens = counts["output_tokens"]
         if "cache_read_input_tokens" in counts:

@@ -18,6 +18,7 @@ Rules and their reasons:
 
 import json
 import logging
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -27,11 +28,11 @@ from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
 from dualclaw_server.models.chat.wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
-from dualclaw_server.models.failures import Redactor, error_from_object, find_error, unreadable
+from dualclaw_server.models.failures import Redactor, error_in, unreadable, unreadable_event
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.reasoning import ThinkSplitter
 from dualclaw_server.models.sse import HalfJoiner, ServerEvent
-from dualclaw_server.models.tool_calls import NamelessCallError, OpenCall, ToolCallAssembler
+from dualclaw_server.models.tool_calls import NamelessCallError, OpenCall, ToolCallAssembler, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "refusal": "content_filter",
 }
 _WANTED = "chat completion"
+_OPEN_BLOCKS = 32  # of reasoning, that a later fragment may still belong to
 _FAILED_FINISH = frozenset({"error", "network_error", "abort", "insufficient_system_resource"})
 
 
@@ -57,13 +59,13 @@ class _Block:
     kind: str
     pieces: list[str] = field(default_factory=list)
     detail: dict[str, object] = field(default_factory=dict)
+    seals: list[str] = field(default_factory=list)
+    """Pieces of the signature; once there is one, the block is over."""
     redacted: bytes = b""
     call: OpenCall | None = None
 
     def fits(self, detail: Mapping[str, object]) -> bool:
-        """Return whether a further fragment with this description belongs to this block."""
-        if self.kind != "reasoning":
-            return False
+        """Return whether a further fragment with this description belongs to this block of reasoning."""
         names = ("type", "index", "id")
         known = (self.detail.get(name) for name in names)
         return all(
@@ -86,6 +88,7 @@ class ChatAnswer:
         self._calls = ToolCallAssembler(taken)
         self._think = ThinkSplitter()
         self._blocks: list[_Block] = []
+        self._reasonings: deque[_Block] = deque(maxlen=_OPEN_BLOCKS)
         self._pending: list[ModelChunk] = []
         self._joiner = HalfJoiner()
         self._call_signatures: dict[OpenCall, str] = {}
@@ -201,7 +204,7 @@ class ChatAnswer:
                 if signature := self._call_signatures.get(block.call):
                     call.signature = mark("chat", signature)
                 parts.append(ContentPart(tool_call=call))
-            elif block.call is None and (block.pieces or block.redacted or block.detail.get("signature")):
+            elif block.call is None and (block.pieces or block.redacted or block.seals):
                 parts.append(_part(block))
         return ModelResponse(
             message=Message(role=Role.ROLE_ASSISTANT, parts=parts),
@@ -266,10 +269,8 @@ class ChatAnswer:
         arguments = function.arguments if function is not None else None
         if isinstance(arguments, dict | list):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        if isinstance(index, str) and index.isascii() and index.isdigit():
-            index = int(index)
         opened = self._calls.feed(
-            index=index if isinstance(index, int) else None,
+            index=read_index(index),
             call_id=call_id if isinstance(call_id, str) else "" if call_id is None else str(call_id),
             name=name if isinstance(name, str) else "",
             arguments=arguments if isinstance(arguments, str) else "",
@@ -296,9 +297,8 @@ class ChatAnswer:
             return
         self.started = True
         block = self._blocks[-1] if self._blocks else None
-        if block is None or block.kind != kind or block.detail.get("signature"):
-            block = _Block(kind)
-            self._blocks.append(block)
+        if block is None or block.kind != kind or block.seals:
+            block = self._open(kind)
         block.pieces.append(piece)
         self._pending.append(TextDelta(piece) if kind == "text" else ReasoningDelta(piece))
 
@@ -327,18 +327,22 @@ class ChatAnswer:
             self._blocks.append(_Block("sealed", detail=told, redacted=clean_text(sealed).encode()))
             return
         text = clean_text(_detail_text(detail))
-        block = next((block for block in reversed(self._blocks) if block.fits(detail)), None)
-        signed = block is not None and bool(block.detail.get("signature"))
-        if block is None or (text and (signed or block is not self._blocks[-1])):
-            block = _Block("reasoning")
-            self._blocks.append(block)
+        block = next((block for block in reversed(self._reasonings) if block.fits(detail)), None)
+        if block is None or (text and (block.seals or block is not self._blocks[-1])):
+            block = self._open("reasoning")
         self._emit("reasoning", text)  # before the signature, which ends the block
-        earlier = block.detail.get("signature")
         block.detail.update(
             (name, value) for name, value in told.items() if value is not None or name not in block.detail
         )
-        if isinstance(earlier, str) and "signature" in told:
-            block.detail["signature"] = earlier + str(told["signature"] or "")
+        if (seal := told.get("signature")) and isinstance(seal, str):
+            block.seals.append(seal)
+
+    def _open(self, kind: str) -> _Block:
+        block = _Block(kind)
+        self._blocks.append(block)
+        if kind == "reasoning":
+            self._reasonings.append(block)
+        return block
 
     def _decode_slowly(self, data: str, *, named: bool) -> WireChunk | None:
         """Return the chunk in data that the fast parser refused, or None if it is a keepalive."""
@@ -348,24 +352,12 @@ class ChatAnswer:
         try:
             return msgspec.convert(json.loads(data), WireChunk)
         except (ValueError, RecursionError):
-            pass
-        self._raise_error(data, named=False)
-        # A gateway may have put its error object into an event that was still open.
-        for line in data.split("\n"):
-            self._raise_error(line, named=False)
-        self._raise_error(data, named=named)
-        raise unreadable(data, self._redact, wanted=_WANTED)
+            raise unreadable_event(data, self._redact, where=self._where, wanted=_WANTED, named=named) from None
 
     def _raise_error(self, data: str, *, named: bool) -> None:
-        try:
-            value: object = json.loads(data)
-        except (ValueError, RecursionError):
-            if not named:
-                return
-            value = data
-        error = find_error(value, named=named)
+        error = error_in(data, self._redact, where=self._where, named=named)
         if error is not None:
-            raise error_from_object(error, self._redact, where=self._where)
+            raise error
 
 
 def _detail_text(detail: Mapping[str, object]) -> str:
@@ -377,7 +369,8 @@ def _part(block: _Block) -> ContentPart:
     text = "".join(block.pieces)
     if block.kind == "text":
         return ContentPart(text=text)
-    told = clean_text(json.dumps(block.detail, ensure_ascii=False)) if block.detail else ""
+    detail = {**block.detail, "signature": "".join(block.seals)} if block.seals else block.detail
+    told = clean_text(json.dumps(detail, ensure_ascii=False)) if detail else ""
     identity = block.detail.get("id")
     return ContentPart(
         reasoning=ReasoningPart(

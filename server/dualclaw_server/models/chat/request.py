@@ -160,10 +160,10 @@ def _detail(part: ReasoningPart) -> Wire | None:
     """Return a block as it came: what the vendor said of it was kept as its signature."""
     try:
         detail = msgspec.json.decode(signature_for("chat", part) or "", type=dict[str, object])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     if part.redacted:
-        detail["data"] = part.redacted.decode()
+        detail["data"] = part.redacted.decode("utf-8", "replace")
     elif part.text:
         detail["summary" if detail.get("type") == "reasoning.summary" else "text"] = part.text
     return detail

@@ -26,7 +26,7 @@ import msgspec
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
-from dualclaw_server.models.failures import Redactor, error_from_object, find_error, unreadable
+from dualclaw_server.models.failures import Redactor, error_from_object, error_in, unreadable, unreadable_event
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.responses.wire import (
     WireEvent,
@@ -60,6 +60,13 @@ class _Item:
     sealed: str = ""
     call: OpenCall | None = None
 
+    def so_far(self, key: PartKey) -> str:
+        """Return the text of a part."""
+        pieces = self.parts.get(key, [])
+        if len(pieces) > 1:
+            pieces[:] = ["".join(pieces)]
+        return pieces[0] if pieces else ""
+
     def text(self) -> str:
         """Return all text."""
         gap = _PARAGRAPH if self.kind == "reasoning" else ""
@@ -81,6 +88,7 @@ class ResponsesAnswer:
         self._items: list[_Item] = []
         self._by_id: dict[str, _Item] = {}
         self._by_index: dict[int, _Item] = {}
+        self._newest: dict[Kind, _Item] = {}
         self._joiner = HalfJoiner()
         self._last: tuple[_Item, PartKey] | None = None
         self._pending: list[ModelChunk] = []
@@ -265,7 +273,7 @@ class ResponsesAnswer:
             if found is not None and found.kind == kind:
                 return found
         placed = isinstance(wire.output_index, int) and wire.output_index not in self._by_index
-        newest = next((item for item in reversed(self._items) if item.kind == kind), None)
+        newest = self._newest.get(kind)
         if newest is not None and not placed:
             return newest
         return self._open(kind, wire.item_id, wire.output_index)
@@ -274,6 +282,7 @@ class ResponsesAnswer:
         self.started = True
         item = _Item(kind)
         self._items.append(item)
+        self._newest[kind] = item
         if item_id and isinstance(item_id, str):
             item.id = clean_text(item_id)
             self._by_id[item_id] = item
@@ -327,7 +336,7 @@ class ResponsesAnswer:
         if not isinstance(text, str) or not text:
             return
         self._flush_half()
-        sent = "".join(item.parts.get(key, ()))
+        sent = item.so_far(key)
         text = clean_text(text)
         # What a part before the newest one lacks cannot be shown any more where it belongs.
         if text.startswith(sent) and (key not in item.parts or key == next(reversed(item.parts))):
@@ -360,22 +369,12 @@ class ResponsesAnswer:
         try:
             return msgspec.convert(json.loads(data), WireEvent)
         except (ValueError, RecursionError):
-            pass
-        for line in [data, *data.split("\n")]:
-            self._raise_error(line, named=False)
-        self._raise_error(data, named=named)
-        raise unreadable(data, self._redact, wanted=_WANTED)
+            raise unreadable_event(data, self._redact, where=self._where, wanted=_WANTED, named=named) from None
 
     def _raise_error(self, data: str, *, named: bool) -> None:
-        try:
-            value: object = json.loads(data)
-        except (ValueError, RecursionError):
-            if not named:
-                return
-            value = data
-        error = find_error(value, named=named)
+        error = error_in(data, self._redact, where=self._where, named=named)
         if error is not None:
-            raise error_from_object(error, self._redact, where=self._where)
+            raise error
 
 
 def _part(item: _Item, by_source: Mapping[OpenCall, AssembledCall]) -> ContentPart | None:

@@ -162,7 +162,7 @@ def _reasoning(part: ReasoningPart, dialect: ResponsesDialect) -> Wire | None:
     if part.redacted and dialect.encrypted_reasoning:
         # Beside the sealed form OpenAI takes no content.
         item.pop("content", None)
-        item["encrypted_content"] = part.redacted.decode()
+        item["encrypted_content"] = part.redacted.decode("utf-8", "replace")
         return item
     return item if dialect.reasoning_text_back and part.text else None
 

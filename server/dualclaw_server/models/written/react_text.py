@@ -134,9 +134,9 @@ class ReActReader:
             self._close_action()
         said = {block.kind for block in self._blocks if isinstance(block, _Run)}
         if finish == "stop" and not self._acted and TextDelta not in said and self._section is _Section.THOUGHT:
-            thoughts = [block for block in self._blocks if isinstance(block, _Run)]
-            if thoughts:
-                self._give(TextDelta, "".join(thoughts[-1].pieces).strip())
+            # All runs are thoughts then; parts that are no text may stand between them.
+            pieces = (piece for block in self._blocks if isinstance(block, _Run) for piece in block.pieces)
+            self._give(TextDelta, "".join(pieces).strip())
         return self._take()
 
     def blocks(self) -> list[ContentPart | WrittenCall]:
