@@ -111,8 +111,17 @@ async def show_agents(client: EngineClient, terminal: Terminal, *, as_json: bool
     if as_json:
         _print_json(agents, terminal)
         return
-    rows = [[a.name, str(len(a.tools)), ", ".join(a.models), a.description] for a in agents]
-    terminal.table("", ["agent", "tools", "models", "description"], rows)
+    rows = [
+        [
+            agent.name,
+            str(len(agent.tools)),
+            ", ".join(agent.models),
+            ", ".join(f"{item.name}{'' if item.enabled else ' (off)'}" for item in agent.interceptors),
+            agent.description,
+        ]
+        for agent in agents
+    ]
+    terminal.table("", ["agent", "tools", "models", "interceptors", "description"], rows)
 
 
 async def show_agent(client: EngineClient, terminal: Terminal, name: str, *, as_json: bool) -> None:

@@ -11,15 +11,28 @@
 
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Callable
+from datetime import UTC
 from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dualclaw import Diagnosis, EngineEvent, InterruptItem, InterruptKind, Phase, Severity, Step, StepKind, StopReason
+from dualclaw import (
+    DecisionAction,
+    Diagnosis,
+    EngineEvent,
+    InterruptItem,
+    InterruptKind,
+    Phase,
+    Severity,
+    Step,
+    StepKind,
+    StopReason,
+)
 from dualclaw.events import to_wire
 from dualclaw.fold import RunView
 
@@ -27,6 +40,10 @@ _Number = TypeVar("_Number", bound=int)
 MAX_ARGS = 300
 MAX_RESULT = 600
 RESTARTED = "[the answer is restarted]"
+
+_ASKING = ("approval.required", "input.required")
+"""Codes of a step that waits for people; the interrupt that follows says it better."""
+_NEEDS = {"edit": " --args JSON", "respond": " --response TEXT"}
 
 # C0 but tab and newline, DEL, C1; marks, overrides and isolates of text direction; line and paragraph separators.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -69,6 +86,24 @@ def _finding(diagnosis: Diagnosis) -> str:
     return "\n".join(lines).strip()
 
 
+def question_lines(item: InterruptItem, run_id: str) -> list[str]:
+    """Return what a run asks, the answers it takes, and the command that gives one."""
+    what = "approval" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "question"
+    subject = f" of {safe_line(item.tool_name)} {safe_line(item.args_json or '{}')}" if item.tool_name else ""
+    lines = [f"? {what}{subject}: {safe(item.prompt)}", f"  id:      {safe_line(item.id)}"]
+    names = [short_name(DecisionAction.Name, action, "DECISION_ACTION_") for action in item.allowed_actions]
+    answers = [f"{name}{_NEEDS.get(name, '')}" for name in names if name]
+    if answers:
+        lines.append(f"  answers: {' | '.join(answers)}")
+    if item.response_schema_json:
+        lines.append(f"  schema:  {safe_line(item.response_schema_json)}")
+    if item.HasField("expire_time"):
+        lines.append(f"  expires: {item.expire_time.ToDatetime(UTC).isoformat(timespec='seconds')}")
+    first = answers[0] if answers else "ACTION"
+    command = f"dualclaw resume {shlex.quote(safe_line(run_id))} {first} --id {shlex.quote(safe_line(item.id))}"
+    return [*lines, f"  answer:  {command}"]
+
+
 def _visible(found: re.Match[str]) -> str:
     code = ord(found[0])
     if code < 0x20:
@@ -109,6 +144,11 @@ class Terminal:
         self._note(text + "\n", style)
         self._open["err"] = False
 
+    def prompt(self, text: str) -> None:
+        """Write what a person is asked beside the answer; what they type ends the line."""
+        self.line("") if self._open["err"] else self._leave("out")
+        self._note(text, "bold")
+
     def end_answer(self) -> None:
         """End the answer's last line if it is open."""
         if self._open["out"]:
@@ -147,14 +187,25 @@ class Terminal:
         self._err.flush()
 
 
+def show_question(item: InterruptItem, run_id: str, terminal: Terminal, *, brief: bool = False) -> None:
+    """Show what a run asks beside the answer; ``brief`` leaves out how to answer."""
+    asked, *rest = question_lines(item, run_id)
+    terminal.line(asked, "bold yellow")
+    for line in () if brief else rest:
+        terminal.line(line)
+
+
 class EventPrinter:
     """Shows the events of a run; ``stop_reason`` and ``failed`` tell how its last segment ended.
 
-    ``from_start`` False: the events before the first one shown are not known.
+    Args:
+        from_start: False: the events before the first one shown are not known.
+        asks: True: questions are asked of the person right after, so how else to answer is left out.
     """
 
-    def __init__(self, terminal: Terminal, *, as_json: bool, from_start: bool = True) -> None:
+    def __init__(self, terminal: Terminal, *, as_json: bool, from_start: bool = True, asks: bool = False) -> None:
         self._terminal = terminal
+        self._asks = asks
         self._json = as_json
         self._view = RunView()
         self._shown = ""
@@ -177,6 +228,11 @@ class EventPrinter:
             self._show_json(event)
         else:
             self._show_text(event)
+
+    @property
+    def questions(self) -> tuple[InterruptItem, ...]:
+        """What the run asks people, if its last segment ended so."""
+        return self._view.interrupts
 
     def finish(self, run_id: str, conversation_id: str) -> None:
         """Write the closing line: where the conversation goes on and how the run ended."""
@@ -218,8 +274,9 @@ class EventPrinter:
                 self._partial = False
                 self._become(event.rewind.content)
             case "interrupt":
+                self._terminal.end_answer()
                 for item in event.interrupt.items:
-                    self._question(item, event.run_id)
+                    show_question(item, event.run_id, self._terminal, brief=self._asks)
             case "done":
                 # Who attached in the middle has the end of the text only, and that is right as it is.
                 if not (self._partial and event.done.content.endswith(self._shown)):
@@ -255,7 +312,8 @@ class EventPrinter:
         name = safe_line(f"{step.server}/{step.name}" if step.server else step.name, 100)
         kind = short_name(StepKind.Name, step.kind, "STEP_KIND_")
         trouble = ""
-        if step.diagnosis.severity in {Severity.SEVERITY_WARNING, Severity.SEVERITY_ERROR}:
+        loud = step.diagnosis.severity in {Severity.SEVERITY_WARNING, Severity.SEVERITY_ERROR}
+        if loud and step.diagnosis.code not in _ASKING:
             trouble = _finding(step.diagnosis)
         match step.phase:
             case Phase.PHASE_OK:
@@ -269,9 +327,3 @@ class EventPrinter:
                 self._terminal.line(f"▸ {kind} {name} {safe_line(step.args_json or '{}', MAX_ARGS)}", "cyan")
         if trouble:
             self._terminal.line(f"! {trouble}", "yellow")
-
-    def _question(self, item: InterruptItem, run_id: str) -> None:
-        what = "approval" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "question"
-        subject = f" of {safe_line(item.tool_name)} {safe_line(item.args_json or '{}')}" if item.tool_name else ""
-        self._terminal.line(f"? {what}{subject}: {safe(item.prompt)}", "bold yellow")
-        self._terminal.line(f"  answer with: dualclaw resume {safe_line(run_id)} ACTION --id {safe_line(item.id)}")

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from playwright.async_api import Locator, Page, expect
 
-from .conftest import Launcher, Process
+from .process import Launcher, Process
 
 MARKUP = "<img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> </p>&amp;"
 THOUGHT = "A count first. <i>Then</i> the ledger, which may be sealed."
@@ -113,15 +113,16 @@ def settings_of(folder: Path, **more: str) -> dict[str, str]:
 class Shared:
     """An engine with many tenants, and a gateway."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Callable[..., dict[str, str]] = settings_of) -> None:
         self.folder = folder
-        self._tenants: Iterator[str] = iter([f"tenant-{number}" for number in range(40)])
+        names = [f"tenant-{number}" for number in range(40)]
+        self._tenants: Iterator[str] = iter(names)
         keys = [
             {"key_sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name, "subject": "s", "roles": ["user"]}
-            for name in [f"tenant-{number}" for number in range(40)]
+            for name in names
         ]
         (folder / "keys.json").write_text(json.dumps(keys))
-        self.settings = settings_of(folder, DUALCLAW_KEYS_FILE=str(folder / "keys.json"))
+        self.settings = settings(folder, DUALCLAW_KEYS_FILE=str(folder / "keys.json"))
         self.engine = Process("dualclaw_server", self.settings, folder).start()
         web = {"DUALCLAW_WEB_LISTEN": "127.0.0.1:0", "DUALCLAW_ENGINE": self.engine.address}
         self.web = Process("dualclaw_clients.web", web, folder).start()
@@ -170,7 +171,7 @@ class Chat:
 
     @property
     def text(self) -> Locator:
-        return self.turn.locator(".answer")
+        return self.turn.locator(".answer:not(.past)")
 
     def step(self, name: str) -> Locator:
         return self.turn.locator(".steps > li", has=self.page.locator(".title", has_text=name))

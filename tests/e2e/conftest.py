@@ -3,80 +3,32 @@
 import asyncio
 import json
 import os
-import re
-import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright, expect
 
 from dualclaw_clients.engine_client import EngineClient
 from tests.toolchains import require
 
+from .chat import RECORDER, Chat
+from .process import Launcher, Process
+
+__all__ = ["NODE", "ROOT", "Launcher", "Open", "Process", "run_command"]
+
 ROOT = Path(__file__).resolve().parents[2]
 NODE = ROOT / "tests/e2e/node"
-START_TIMEOUT = 30.0
+BROWSER_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE = 20_000
+"""Milliseconds a condition of the page may take to come true."""
 
-
-class Process:
-    """A service of ours as a child process; ``address`` is where it says it listens."""
-
-    def __init__(self, module: str, environment: Mapping[str, str], folder: Path) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("DUALCLAW_", "OTEL_"))}
-        self._module = module
-        self._environment = {**clean, "PYTHONUNBUFFERED": "1", **environment}
-        self._folder = folder
-        self.log = folder / f"{module}.log"
-        self.child: subprocess.Popen[str] | None = None
-        self.address = ""
-
-    def start(self) -> "Process":
-        with self.log.open("a") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", self._module],
-                env=self._environment,
-                cwd=self._folder,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        found = re.search(r"listening on (\S+)", line)
-        assert found, f"{self._module} did not start: {line!r}\n{self.log.read_text()}"
-        self.address = found[1]
-        return self
-
-    def logged(self) -> str:
-        """What it has written to stderr."""
-        return self.log.read_text()
-
-    def kill(self) -> None:
-        """End it as a crash does."""
-        assert self.child is not None
-        self.child.kill()
-        self.child.wait(10)
-
-    def stop(self) -> int:
-        """End it as an operator does; returns the exit code."""
-        if self.child is None:
-            return 0
-        if self.child.poll() is None:
-            self.child.send_signal(signal.SIGTERM)
-        try:
-            return self.child.wait(15)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
-            raise
-        finally:
-            if self.child.stdout is not None:
-                self.child.stdout.close()
-
-
-Launcher = Callable[..., Process]
+Open = Callable[..., Awaitable[Chat]]
 
 
 @pytest.fixture
@@ -126,6 +78,43 @@ def node() -> str:
     if not (NODE / "node_modules" / ".package-lock.json").exists():
         subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=NODE, check=True, capture_output=True, timeout=300)
     return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One Chromium for all tests of a module."""
+    path = require("chromium")
+    expect.set_options(timeout=PATIENCE)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def open_chat(browser: Browser, launch: Launcher) -> AsyncIterator[Open]:
+    """Open the page in a browser profile of the test's own; in the end no script of it may have failed."""
+    faults: list[str] = []
+
+    async def opener(
+        engine: Process, web: Process, settings: dict[str, str], folder: Path, *, tenant: str = "default", key: str = ""
+    ) -> Chat:
+        context = await browser.new_context(
+            viewport={"width": 1200, "height": 800},
+            reduced_motion="reduce",
+            extra_http_headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        context.set_default_timeout(PATIENCE)
+        context.on("weberror", lambda error: faults.append(str(error.error)))
+        await context.add_init_script(RECORDER)
+        chat = Chat(await context.new_page(), engine, web, launch, settings, folder / tenant)
+        await chat.page.goto(web.address)
+        return chat
+
+    yield opener
+    for context in browser.contexts:
+        await context.close()
+    assert faults == []
 
 
 async def run_command(*command: str, cwd: Path = ROOT, stdin: bytes = b"", **environment: str) -> tuple[int, str, str]:

@@ -6,27 +6,20 @@ the moments a test happened to look. Nothing waits for a fixed time: a tool is h
 waited for as a condition.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.async_api import expect
 
 from tests.toolchains import require
 
-from .chat import CONTRAST, LONG, MARKUP, RECORDER, THOUGHT, Chat, Shared, assert_grown, settings_of
-from .conftest import Launcher, Process
+from .chat import CONTRAST, LONG, MARKUP, THOUGHT, Chat, Shared, assert_grown, settings_of
+from .conftest import Launcher, Open
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-PATIENCE = 20_000
-"""Milliseconds a condition may take to come true."""
 
 READ = [
     ".answer p", ".answer pre code", ".answer td", ".foot", ".question", ".finding strong", ".finding p", ".kind",
@@ -42,46 +35,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     yield shared
     shared.web.stop()
     shared.engine.stop()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    """One Chromium for all tests."""
-    path = require("chromium")
-    expect.set_options(timeout=PATIENCE)
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        await browser.close()
-
-
-Open = Callable[..., Awaitable[Chat]]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def open_chat(browser: Browser, launch: Launcher) -> AsyncIterator[Open]:
-    """Open the page in a browser profile of the test's own; in the end no script of it may have failed."""
-    faults: list[str] = []
-
-    async def opener(
-        engine: Process, web: Process, settings: dict[str, str], folder: Path, *, tenant: str = "default", key: str = ""
-    ) -> Chat:
-        context = await browser.new_context(
-            viewport={"width": 1200, "height": 800},
-            reduced_motion="reduce",
-            extra_http_headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
-        context.set_default_timeout(PATIENCE)
-        context.on("weberror", lambda error: faults.append(str(error.error)))
-        await context.add_init_script(RECORDER)
-        chat = Chat(await context.new_page(), engine, web, launch, settings, folder / tenant)
-        await chat.page.goto(web.address)
-        return chat
-
-    yield opener
-    for context in browser.contexts:
-        await context.close()
-    assert faults == []
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -37,6 +37,7 @@ class BufferAdapter(BaseClawAdapter):
     Args:
         keep_reasoning: put the model's reasoning before the answer.
         keep_diagnosis: put the error diagnosis of failed steps behind it.
+        numbered_replies: the channel takes numbered replies to open questions; False: none is promised.
         claw: "im", or the connector's own, such as "im_wechat".
         trace_id, tenant_id: see BaseClawAdapter.
 
@@ -49,6 +50,7 @@ class BufferAdapter(BaseClawAdapter):
         *,
         keep_reasoning: bool = False,
         keep_diagnosis: bool = True,
+        numbered_replies: bool = True,
         claw: str = "im",
         trace_id: str = "",
         tenant_id: str = "",
@@ -56,6 +58,7 @@ class BufferAdapter(BaseClawAdapter):
         super().__init__(claw=claw, trace_id=trace_id, tenant_id=tenant_id)
         self.keep_reasoning = keep_reasoning
         self.keep_diagnosis = keep_diagnosis
+        self.numbered_replies = numbered_replies
         self.view = RunView()
         self._run_id = ""
         # Indexes of the steps this segment has touched, in order; a dict, for its order.
@@ -95,7 +98,7 @@ class BufferAdapter(BaseClawAdapter):
         parts: list[str] = []
         if self.keep_reasoning:
             parts.append(self.view.reasoning)
-        questions = questions_text(self.view.interrupts)
+        questions = questions_text(self.view.interrupts, numbered=self.numbered_replies)
         if body.strip():
             parts.append(body[:MAX_BODY])
             if len(body) > MAX_BODY:

@@ -2,9 +2,10 @@
 
 - The ``RunRequest`` is stored before it is sent and sent as it was stored, in every try and by every process:
   the engine takes another body under the same request_id for a mistake.
-- A message never cancels what its chat is waiting for. If the conversation is busy with a run that somebody
-  else started, the message waits in line behind it; if it waits for an approval, which no message can give, the
-  person is told.
+- A message never cancels what its chat is waiting for. It answers the one question that is open: the engine sees
+  to that, and the answer to the message is then the next segment of the run that asked. If the conversation is busy
+  with a run that somebody else started, the message waits in line behind it; if it waits for an approval, which no
+  message can give, the person is told.
 - An engine out of reach is given some seconds: one that is being restarted should not cost anybody a message.
 - An engine that has lost the conversation does not silence the chat: a new one begins, and the person is told.
 
@@ -172,7 +173,7 @@ class Answers:
     async def _stream(
         self, connector: Connector, claim: Claim, engine: EngineClient, request: RunRequest
     ) -> str | Media:
-        adapter = BufferAdapter(claw=connector.claw)
+        adapter = BufferAdapter(claw=connector.claw, numbered_replies=False)
         known = request.conversation_id
         async with engine.run(request, timeout=self._run_timeout) as run:
             # At once and not at the end: after a crash the next message must not begin another conversation.

@@ -1,7 +1,8 @@
 """The relay's own words to people in a chat; everything else they read comes from the engine."""
 
-from dualclaw import InterruptKind, Run, RunState
+from dualclaw import Run, RunState
 from dualclaw.errors import EngineError
+from dualclaw_clients.adapters.questions import questions_text
 
 NEW_CONVERSATION = "ℹ️ 之前的对话已不存在，已开始新的对话。"
 EMPTY_ANSWER = "（没有内容）"
@@ -28,14 +29,9 @@ def refused(error: EngineError) -> str:
 
 
 def parked(run: Run) -> str:
-    """Return what to say when a message cannot be taken because the conversation waits for an approval."""
-    lines = ["⚠️ 对话正在等待确认，这条消息没有处理："]
-    for item in run.interrupts:
-        what = item.prompt or item.tool_name
-        kind = "审批" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "提问"
-        lines.append(f"- {kind}：{what}" if what else f"- {kind}")
-    lines.append("请先在支持审批的渠道（例如网页）处理，再继续对话。")
-    return "\n".join(lines)
+    """Return what to say when a message cannot be taken because the conversation waits for people."""
+    asked = questions_text(run.interrupts, numbered=False)
+    return "\n\n".join(filter(None, ("⚠️ 对话正在等待处理，这条消息没有处理。请先处理以下事项，再继续对话。", asked)))
 
 
 def is_parked(run: Run) -> bool:

@@ -3,13 +3,18 @@
 Nothing but frames goes out: no id or event line, no comment, no heartbeat. Whatever goes wrong is one ``error``
 frame under status 200, because these front-ends look nowhere else. Only what never was a request to this route
 (a foreign host or origin, a body above the limit) is refused by its HTTP status.
+
+A message answers the one question a conversation may wait for. It never answers an approval; these front-ends
+know neither, so a message that cannot be taken is told in words what waits and where to decide.
 """
 
+import contextlib
 from contextlib import aclosing
+from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
-from dualclaw import EngineEvent, RunRequest
+from dualclaw import EngineEvent, Run, RunRequest, RunState
 from dualclaw.errors import EngineError, diagnosis_code
 from dualclaw.events import make_diagnosis, make_error
 from dualclaw_clients.adapters import SseAdapter
@@ -38,6 +43,7 @@ class OriginalRoute:
 
         async def work(sink: Sink) -> None:
             await sink.open()
+            token = ""
             try:
                 token = bearer_token(scope)
                 parse_query(scope, {})
@@ -45,7 +51,7 @@ class OriginalRoute:
                 request.claw = CLAW
                 await self._relay(request, token, adapter, sink)
             except EngineError as error:
-                await sink.write(adapter.encode([failure_event(error)]))
+                await sink.write(adapter.encode([failure_event(await self._explained(error, token))]))
 
         sink = Sink(scope, send)
         ending = await self._streams.serve(receive, sink, work, heartbeat=False)
@@ -64,6 +70,28 @@ class OriginalRoute:
                 if data := adapter.encode(events):
                     await sink.write(data)
 
+    async def _explained(self, error: EngineError, token: str) -> EngineError:
+        """Return the refusal of a start; if the conversation waits for people, one that says what they must do."""
+        run_id = error.metadata.get("run_id", "")
+        if error.reason != "CONVERSATION_BUSY" or not run_id:
+            return error
+        with contextlib.suppress(EngineError):  # the refusal itself matters more
+            run = await self._engine.get_run(run_id, token=token)
+            if run.state == RunState.RUN_STATE_INTERRUPTED:
+                return waiting(run)
+        return error
+
+
+def waiting(run: Run) -> EngineError:
+    """Return the refusal of a message to a conversation that waits for people."""
+    asked = "; ".join(item.prompt or item.tool_name for item in run.interrupts)
+    hint = (
+        f"Open the conversation on the chat page (/#{quote(run.conversation_id, safe='')}), or POST "
+        f"/v1/runs/{quote(run.id, safe='')}/resume; then send the message again."
+    )
+    text = f"the conversation waits for a decision first: {asked}. {hint}"
+    return EngineError("CONVERSATION_BUSY", text, {"run_id": run.id, "hint": hint, "waits": "people"})
+
 
 def failure_event(error: EngineError) -> EngineEvent:
     """Return the ``error`` event that tells a failure outside the run; its diagnosis code is the reason's."""
@@ -72,6 +100,6 @@ def failure_event(error: EngineError) -> EngineEvent:
         severity="error",
         summary=error.message,
         hint=error.hint,
-        retryable=error.retry_after is not None or error.reason in RETRYABLE,
+        retryable=error.retry_after is not None or (error.reason in RETRYABLE and "waits" not in error.metadata),
     )
     return make_error(error.message, diagnosis=diagnosis, claw=CLAW)

@@ -272,3 +272,22 @@ async def test_another_run_through_one_adapter_is_not_taken_for_repeats() -> Non
     for event, (run_id, seq) in zip(events, [("r1", 1), ("r1", 2), ("r1", 3), ("r2", 1)], strict=True):
         event.run_id, event.seq = run_id, seq
     assert await assembled(*events) == "新"
+
+
+async def test_a_channel_without_numbered_replies_promises_none() -> None:
+    """The only question is answered by a message, also beside an approval; everything else is decided elsewhere."""
+
+    async def told(*items: dict[str, object]) -> list[str]:
+        adapter = BufferAdapter(numbered_replies=False)
+        await adapter(make_interrupt(items))
+        text = adapter.assemble()
+        assert isinstance(text, str)
+        return [question.splitlines()[-1] for question in text.split("\n\n")]
+
+    message, elsewhere = "请直接回复您的答案", "请在支持审批的渠道（例如网页）处理"
+    closed = {**QUESTION, "id": "q2", "allowed_actions": ["skip"]}
+    assert await told(QUESTION) == [message]
+    assert await told(APPROVAL) == [elsewhere]
+    assert await told(APPROVAL, QUESTION) == [elsewhere, message]
+    assert await told(QUESTION, {**QUESTION, "id": "q2"}) == [elsewhere, elsewhere]
+    assert await told(closed) == [elsewhere]

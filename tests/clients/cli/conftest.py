@@ -24,10 +24,15 @@ class CommandLine:
         self.env.pop("PYTHONUNBUFFERED", None)  # output must arrive in time without its help
         self.env |= {"DUALCLAW_ENGINE": engine, "PYTHONUTF8": "1", "COLUMNS": "200"}
 
+    @staticmethod
+    def command(*args: str) -> list[str]:
+        """What is started."""
+        return [sys.executable, "-m", "dualclaw_clients.cli", *args]
+
     async def start(self, *args: str, out: int = asyncio.subprocess.PIPE, err: int = asyncio.subprocess.PIPE):
         """Start it and leave it running."""
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dualclaw_clients.cli", *args,
+            *self.command(*args),
             stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err, env=self.env,
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from dualclaw import (
     ToolCall,
     ToolResult,
 )
+from dualclaw.errors import EngineError
 
 
 @pytest.fixture
@@ -88,14 +89,34 @@ async def test_agents_are_listed_and_one_is_shown_with_tools_and_interceptors(fa
         description="helps",
         models=["m1", "m2"],
         tools=[Tool(name="rm", description="removes", effect=EffectClass.EFFECT_CLASS_ONCE, needs_approval=True)],
-        interceptors=[InterceptorInfo(name="hitl", order=10, enabled=True)],
+        interceptors=[
+            InterceptorInfo(name="hitl", order=10, enabled=True),
+            InterceptorInfo(name="audit", switchable=True),
+        ],
     )
     ended = await dualclaw("agents")
-    assert ended.out == "assistant\t1\tm1, m2\thelps\n"
+    assert ended.out == "assistant\t1\tm1, m2\thitl, audit (off)\thelps\n"
     ended = await dualclaw.on_terminal("agents", "assistant")
     assert ended.code == 0
-    for expected in ("assistant: helps", "models: m1, m2", "once", "asks", "removes", "hitl", "on"):
+    for expected in ("assistant: helps", "models: m1, m2", "once", "asks", "removes", "hitl", "on", "audit", "off"):
         assert expected in ended.out
+
+
+async def test_an_interceptor_is_switched_and_its_new_state_printed(fake_engine, dualclaw):
+    """The state is passed on; what may not be switched is a refusal with the engine's words."""
+    ended = await dualclaw("interceptor", "assistant", "audit", "off")
+    assert (ended.code, ended.out) == (0, "interceptor audit of assistant: off\n")
+    ended = await dualclaw("interceptor", "assistant", "audit", "on")
+    assert (ended.code, ended.out) == (0, "interceptor audit of assistant: on\n")
+    requests = [call.request for call in fake_engine.calls_of("SetInterceptorEnabled")]
+    assert [(r.agent, r.interceptor, r.enabled) for r in requests] == [
+        ("assistant", "audit", False),
+        ("assistant", "audit", True),
+    ]
+    fake_engine.refuse["SetInterceptorEnabled"] = EngineError("NOT_SWITCHABLE", "hitl cannot be switched")
+    ended = await dualclaw("interceptor", "assistant", "hitl", "off")
+    assert (ended.code, ended.out) == (3, "")
+    assert "hitl cannot be switched (NOT_SWITCHABLE)" in ended.err
 
 
 async def test_tables_on_a_terminal_have_headings_and_no_empty_column(fake_engine, dualclaw, some_runs):
@@ -134,6 +155,17 @@ async def test_help_of_conversations_says_how_to_see_one(dualclaw):
         (("ask", "  "), "the question is empty"),
         (("ask", "--max-steps", "0", "hi"), "no number from 1 on"),
         (("--engine", "nonsense", "runs"), "must be HOST:PORT"),
+        (("interceptor", "a", "b", "maybe"), "invalid choice: 'maybe'"),
+        (("resume", "r"), "ACTION is missing, one of approve, reject, edit, skip, respond"),
+        (("resume", "r", "permit"), "invalid choice: 'permit'"),
+        (("resume", "r", "approve", "--id", "i", "--all"), "give one of the two"),
+        (("resume", "r", "approve", "--args", "{}"), "--args is for edit"),
+        (("resume", "r", "edit", "--id", "i"), "edit needs --args"),
+        (("resume", "r", "respond"), "respond needs --response"),
+        (("resume", "r", "reject", "--response", "x"), "--response is for respond"),
+        (("resume", "r", "reject", "--remember", "tenant"), "--remember is for approve"),
+        (("resume", "r", "respond", "--response", "x", "--response-json", "1"), "not allowed with"),
+        (("resume", "r", "--history-edit", '{"apend": {}}'), "is no HistoryEdit as JSON"),
     ],
 )
 async def test_wrong_usage_exits_2_and_says_what_is_right(fake_engine, dualclaw, args, problem):

@@ -221,7 +221,7 @@ async def test_questions_are_shown_and_the_next_message_answers_them(relaying, p
         await ask(relay, platform, message("m1", "Weather?"))
         await ask(relay, platform, message("m2", "Paris"))
     question, text = platform.texts()
-    assert "Which city?" in question
+    assert question == "1. Which city?\n请直接回复您的答案"
     assert text == "Sunny"
     assert fake_engine.calls_of("Run")[1].request.conversation_id == fake_engine.conversation_id
 
@@ -235,7 +235,10 @@ async def test_a_message_to_a_chat_that_waits_for_approval_is_not_swallowed(
     fake_engine.on("Run", [EngineError("CONVERSATION_BUSY", "busy", {"run_id": "r1"})])
     async with relaying(platform) as relay:
         assert not await ask(relay, platform, message("m1"))
-    assert "Delete everything?" in platform.texts()[0]
+    (text,) = platform.texts()
+    assert "这条消息没有处理" in text
+    assert "1. Delete everything?\n请在支持审批的渠道（例如网页）处理" in text
+    assert "请回复" not in text, "numbered replies are not read here"
 
 
 async def test_a_message_to_a_conversation_busy_elsewhere_waits_in_line(

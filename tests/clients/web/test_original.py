@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dualclaw import RunRequest
+from dualclaw import InterruptItem, InterruptKind, Run, RunRequest, RunState
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.events import (
     make_delta,
@@ -25,6 +25,10 @@ def done(text: str = ""):
 
 def frame(wire: dict[str, object]) -> bytes:
     return f"data: {json.dumps(wire, ensure_ascii=False)}\n\n".encode()
+
+
+def frames_of(content: bytes) -> list[dict[str, object]]:
+    return [json.loads(one.removeprefix(b"data: ")) for one in content.split(b"\n\n") if one]
 
 
 async def test_the_stream_is_byte_for_byte_the_five_original_events(web, fake_engine):
@@ -158,6 +162,37 @@ async def test_a_refused_start_is_one_error_frame_with_the_reasons_code(web, fak
     assert event["diagnosis"]["severity"] == "error"
     assert event["diagnosis"]["retryable"] is retryable
     assert event["diagnosis"]["hint"] == refusal.hint != ""
+
+
+async def test_a_message_to_a_conversation_that_waits_for_people_is_told_what_and_where(web, fake_engine):
+    """These front-ends show the message alone: it names what is asked, the page and the route; no retry would help."""
+    items = [
+        InterruptItem(id="a", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, tool_name="rm", prompt="Delete it?"),
+        InterruptItem(id="b", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, tool_name="mv"),
+    ]
+    run = Run(id="r 1", conversation_id="c/1", state=RunState.RUN_STATE_INTERRUPTED, interrupts=items)
+    fake_engine.runs["r-1"] = run
+    fake_engine.on("Run", [EngineError("CONVERSATION_BUSY", "busy", {"run_id": "r-1"})])
+    headers = {"Authorization": "Bearer k"}
+    answer = await web.http.post("/messages/stream", json={"content": "hi"}, headers=headers)
+    assert answer.status_code == 200
+    (frame,) = frames_of(answer.content)
+    assert frame["message"].startswith("the conversation waits for a decision first: Delete it?; mv. ")
+    for told in ("/#c%2F1", "/v1/runs/r%201/resume"):
+        assert told in frame["message"]
+        assert told in frame["diagnosis"]["hint"]
+    assert (frame["diagnosis"]["code"], frame["diagnosis"]["retryable"]) == ("conversation.busy", False)
+    assert fake_engine.calls_of("GetRun")[0].metadata["authorization"] == "Bearer k"
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_conversation_busy_with_work_is_told_in_the_engines_words(web, fake_engine, known):
+    """A run that goes on by itself needs nobody: the same question may work later."""
+    if known:
+        fake_engine.runs["r-1"] = Run(id="r-1", state=RunState.RUN_STATE_RUNNING)
+    fake_engine.on("Run", [EngineError("CONVERSATION_BUSY", "busy", {"run_id": "r-1"})])
+    (frame,) = frames_of((await web.http.post("/messages/stream", json={"content": "hi"})).content)
+    assert (frame["message"], frame["diagnosis"]["retryable"]) == ("busy", True)
 
 
 async def test_an_engine_that_is_not_there_is_an_error_frame(web, fake_engine):

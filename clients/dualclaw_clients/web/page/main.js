@@ -5,7 +5,7 @@
 
 import { ConversationList } from "./list.js";
 import { make } from "./markdown.js";
-import { Refusal, RunStream, call, hasKey, setKey } from "./stream.js";
+import { Refusal, RunStream, call, hasKey, randomId, setKey } from "./stream.js";
 import { Turn, finding, question as questionBubble, replay } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
@@ -67,7 +67,28 @@ function take(stream, turn, event) {
   if (event.type === "done" && event.conversation_id && state.stream === stream && !state.conversation) {
     setConversation(event.conversation_id);
   }
+  if (turn.parked && event.type === "done") ask(stream, turn);
   if (turn.parked !== parked) refreshControls();
+}
+
+// Shows what the run asks, in the words the engine keeps. Events of the past are replayed after a reload, so the run
+// itself says whether it still waits.
+async function ask(stream, turn) {
+  const asked = stream.lastId;
+  for (let pause = 500; state.stream === stream && turn.parked && stream.lastId === asked; pause = Math.min(8000, 2 * pause)) {
+    try {
+      const { run } = await call("GET", `/v1/runs/${encodeURIComponent(stream.runId)}`);
+      if (state.stream !== stream || !turn.parked || stream.lastId !== asked) return;
+      if (run.state !== "RUN_STATE_INTERRUPTED") return;
+      turn.cards.show(run);
+      refreshControls();
+      stick();
+      return;
+    } catch (error) {
+      if (explain(error)) return;
+    }
+    await new Promise((resolve) => { setTimeout(resolve, pause); });
+  }
 }
 
 function finish(stream, turn) {
@@ -89,6 +110,13 @@ function finish(stream, turn) {
 }
 
 async function send(text) {
+  const waiting = state.stream && state.turn.parked ? state.turn.cards.byMessage : null;
+  if (waiting) {   // a message answers the one question; the run that asked goes on where it stands
+    if (!await waiting.respond(text) && !input.value) input.value = text;
+    grow();
+    refreshControls();
+    return;
+  }
   leave();
   turns.append(questionBubble(text));
   state.pinned = true;
@@ -272,11 +300,15 @@ function sentence(error) {
 }
 
 function refreshControls() {
-  const running = Boolean(state.stream) && !(state.turn && state.turn.parked);
+  const parked = Boolean(state.stream && state.turn && state.turn.parked);
+  const running = Boolean(state.stream) && !parked;
+  // An approval is given on its card, never by a message; what is typed meanwhile stays.
+  const blocked = parked && !state.turn.cards.byMessage;
   const focused = document.activeElement;
   $("stop").hidden = !state.stream;
   $("send").hidden = running;
-  $("send").disabled = running || !input.value.trim();
+  $("send").disabled = running || blocked || !input.value.trim();
+  input.placeholder = blocked ? "Decide on what is asked above first" : parked ? "Your answer" : "Ask anything";
   // A button that disappears under the hand that pressed it would leave the keyboard nowhere.
   if ([$("stop"), $("send")].includes(focused) && (focused.hidden || focused.disabled)) focusInput(scroll);
 }
@@ -311,11 +343,6 @@ function drawer(shown) {
 
 function firstLine(text) {
   return text.trim().split("\n")[0].slice(0, 200);
-}
-
-function randomId() {
-  // randomUUID needs a secure context, which plain http on a LAN is not.
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 $("composer").addEventListener("submit", (event) => {

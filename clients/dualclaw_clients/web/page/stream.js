@@ -55,6 +55,39 @@ export async function call(method, path, body) {
   return response.json();
 }
 
+// Answers one question of a run. The segment that follows is not read here: whoever follows the run sees it.
+// Rejects with a Refusal that retrying cannot help, or with what broke the line too often.
+export async function answer(runId, decision) {
+  const body = JSON.stringify({ request_id: randomId(), decisions: [decision] });
+  for (let attempt = 0; ; attempt += 1) {
+    try {
+      const response = await fetch(`/v1/runs/${encodeURIComponent(runId)}/resume`, {
+        method: "POST", headers: headers({ "Content-Type": "application/json" }), body,
+      });
+      if (!response.ok) throw await refusalOf(response);
+      response.body.cancel().catch(() => {});
+      return;
+    } catch (error) {
+      if (attempt >= START_ATTEMPTS || (error instanceof Refusal && !TRANSIENT.has(error.status))) throw error;
+    }
+    await pause(Math.min(LONGEST_DELAY_MS, FIRST_DELAY_MS * 2 ** attempt), new AbortController().signal);
+  }
+}
+
+// JSON whose big whole numbers stay what they are when they are shown, where the browser can keep them; a double
+// would show other digits.
+export function parseJson(text) {
+  return JSON.parse(text, (_, value, context) => (
+    JSON.rawJSON && typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context.source)
+      ? JSON.rawJSON(context.source) : value
+  ));
+}
+
+export function randomId() {
+  // randomUUID needs a secure context, which plain http on a LAN is not.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 export class RunStream {
   // Give `request` (a RunRequest) to start a run, or `runId` to follow one from `lastId` on.
   constructor({ request = null, runId = "", lastId = 0, onEvent, onLink, onStart = () => {} }) {
@@ -64,7 +97,8 @@ export class RunStream {
     this.onEvent = onEvent;
     this.onLink = onLink;      // called with true while events can come, false while they cannot
     this.onStart = onStart;    // called once, when a start was accepted and the run has an id
-    this.parked = false;
+    this.asking = false;       // the last event was an interrupt
+    this.parked = false;       // the last event was the done after it
     this.ended = false;
     this.stopping = false;
     this.aborter = new AbortController();
@@ -167,11 +201,11 @@ export class RunStream {
       else if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
     }
     if (!data.length || (id && id <= this.lastId)) return;
-    const event = JSON.parse(data.join("\n"));
+    const event = parseJson(data.join("\n"));
     if (id) this.lastId = id;
+    this.parked = event.type === "done" && this.asking;
+    this.asking = event.type === "interrupt";
     if (event.type === "error" || (event.type === "done" && !this.parked)) this.ended = true;
-    if (event.type === "interrupt") this.parked = true;
-    else if (event.type !== "done") this.parked = false;
     this.onEvent(event);
   }
 }

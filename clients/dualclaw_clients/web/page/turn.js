@@ -2,7 +2,9 @@
 //
 // Events change plain state at once; the page is drawn at most once per animation frame, however many arrive.
 
+import { Cards } from "./cards.js";
 import { make, renderInto } from "./markdown.js";
+import { parseJson } from "./stream.js";
 
 const KINDS = { skill: "Skill", mcp: "MCP", agent: "Agent", kb: "Knowledge", media: "Media", thinking: "" };
 const MARKS = {
@@ -27,7 +29,8 @@ export class Turn {
     this.rows = new Map();    // index -> { step, node, drawn }
     this.loose = 0;           // steps without an index get places of their own
     this.live = false;
-    this.parked = false;
+    this.parked = false;      // it waits for people
+    this.over = false;        // a segment has ended, and no later one has begun
     this.frame = 0;
     this.element = make("article", "turn");
     this.element.setAttribute("aria-label", "Answer");
@@ -41,8 +44,9 @@ export class Turn {
     this.answer.setAttribute("aria-live", "polite");
     this.waiting = make("p", "waiting", "Working");
     this.notes = make("div", "notes");
+    this.cards = new Cards();
     this.foot = make("p", "foot");
-    this.element.append(this.steps, this.thought, this.answer, this.waiting, this.notes, this.foot);
+    this.element.append(this.steps, this.thought, this.answer, this.waiting, this.notes, this.cards.element, this.foot);
     this.draw();
   }
 
@@ -54,17 +58,15 @@ export class Turn {
   }
 
   apply(event) {
+    if (this.over) this.beginSegment(event.type === "interrupt");
     switch (event.type) {
       case "delta":
-        this.resumeSegment();
         this.text += event.content;
         break;
       case "reasoning":
-        this.resumeSegment();
         this.reasoning += event.content;
         break;
       case "step":
-        this.resumeSegment();
         this.setStep(event.index, event.step);
         break;
       case "rewind":
@@ -75,9 +77,9 @@ export class Turn {
         break;
       case "interrupt":
         this.parked = true;
-        this.notes.replaceChildren(...event.items.map(questionNote));
         break;
       case "done":
+        this.over = true;
         this.text = event.content;
         this.shown = "";
         event.process_steps.forEach((step, index) => this.setStep(index, step));
@@ -85,6 +87,7 @@ export class Turn {
         if (event.generating) this.foot.textContent = "Media is still being generated";
         break;
       case "error":
+        this.over = true;
         this.shown = "";
         this.fail(event.message, event.diagnosis, event.trace_id);
         break;
@@ -92,11 +95,11 @@ export class Turn {
     this.schedule();
   }
 
-  // After a parked phase the next segment brings text of its own; the text before it stays above.
-  resumeSegment() {
-    if (!this.parked) return;
-    this.parked = false;
-    this.notes.replaceChildren();
+  // After a parked phase the next segment brings text of its own; the text before it stays above. One that asks on
+  // right away keeps the cards of what is still open.
+  beginSegment(asksOn) {
+    this.over = this.parked = false;
+    if (!asksOn) this.cards.clear();
     this.drawNow();
     if (this.text) {
       const before = make("div", "answer past");
@@ -202,7 +205,7 @@ function drawRow(row, list) {
   }
   details.open = wasOpen;
   item.append(details);
-  if (step.diagnosis && step.diagnosis.summary) item.append(finding(step.diagnosis));
+  if (step.diagnosis && step.diagnosis.summary && !held) item.append(finding(step.diagnosis));   // a card says it better
   if (row.node) row.node.replaceWith(item);
   else list.append(item);
   if (hadFocus) title.focus({ preventScroll: true });
@@ -249,12 +252,6 @@ export function finding({ severity = "", summary = "", detail = "", hint = "" },
   if (hint) box.append(make("p", "", hint));
   if (traceId) box.append(make("div", "trace", `trace ${traceId}`));
   return box;
-}
-
-function questionNote(item) {
-  const what = item.kind === "approval" ? `${item.tool_name || "A step"} waits for approval` : "A question for you";
-  const how = item.kind === "approval" ? "The run goes on as soon as somebody has decided." : "Answer below.";
-  return finding({ severity: "warning", summary: what, detail: item.prompt || "", hint: how });
 }
 
 function firstLine(text) {
@@ -325,7 +322,7 @@ export function question(text) {
 
 function storedCall(turn, call) {
   let args = {};
-  try { args = JSON.parse(call.args_json || "{}"); } catch { /* readers never fail: it reads as no arguments */ }
+  try { args = parseJson(call.args_json || "{}"); } catch { /* readers never fail: it reads as no arguments */ }
   const step = { type: call.kind.replace("STEP_KIND_", "").toLowerCase(), name: call.name, server: call.server, args, result: "" };
   const place = `call ${call.id}`;
   turn.setStep(place, step);

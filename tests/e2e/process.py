@@ -1,0 +1,68 @@
+"""A service of ours as a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+class Process:
+    """A service of ours as a child process; ``address`` is where it says it listens."""
+
+    def __init__(self, module: str, environment: Mapping[str, str], folder: Path) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("DUALCLAW_", "OTEL_"))}
+        self._module = module
+        self._environment = {**clean, "PYTHONUNBUFFERED": "1", **environment}
+        self._folder = folder
+        self.log = folder / f"{module}.log"
+        self.child: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    def start(self) -> "Process":
+        with self.log.open("a") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                env=self._environment,
+                cwd=self._folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        found = re.search(r"listening on (\S+)", line)
+        assert found, f"{self._module} did not start: {line!r}\n{self.log.read_text()}"
+        self.address = found[1]
+        return self
+
+    def logged(self) -> str:
+        """What it has written to stderr."""
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        assert self.child is not None
+        self.child.kill()
+        self.child.wait(10)
+
+    def stop(self) -> int:
+        """End it as an operator does; returns the exit code."""
+        if self.child is None:
+            return 0
+        if self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+        try:
+            return self.child.wait(15)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+            raise
+        finally:
+            if self.child.stdout is not None:
+                self.child.stdout.close()
+
+
+Launcher = Callable[..., Process]
