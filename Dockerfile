@@ -12,7 +12,7 @@ COPY server server
 COPY clients/dualclaw_clients clients/dualclaw_clients
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 COPY examples /opt/dualclaw/examples
-ENV PYTHONPATH=/opt/dualclaw/examples DUALCLAW_AGENTS=assistant:AGENT
+ENV PYTHONPATH=/opt/dualclaw/examples:/opt/dualclaw DUALCLAW_AGENTS=assistant:AGENT
 WORKDIR /var/lib/dualclaw
 RUN chown dualclaw /var/lib/dualclaw
 USER dualclaw

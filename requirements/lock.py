@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXTRAS = ("server", "web", "im")
+EXTRAS = ("server", "web", "im", "mcp")
 
 
 def lock(name: str, *arguments: str) -> None:

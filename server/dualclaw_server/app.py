@@ -298,6 +298,9 @@ async def engine_server(
         if parts.meters is not None:
             stack.push_async_callback(asyncio.to_thread, parts.meters.shutdown)
         stack.push_async_callback(parts.model.aclose)
+        shared = {id(item): item for agent in parts.agents for item in agent.every_interceptor}
+        for interceptor in shared.values():
+            stack.push_async_callback(interceptor.aclose)
         try:
             await parts.store.open()
         except (StoreError, OSError) as error:

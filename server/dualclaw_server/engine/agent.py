@@ -117,6 +117,12 @@ class Agent:
         return (*tools_of(self.strategy, self.texts), *transfer)
 
     @cached_property
+    def every_interceptor(self) -> tuple[Interceptor, ...]:
+        """Its interceptors, and those of the agents it calls like tools."""
+        agents = [*self.sub_agents, *(tool.agent for tool in self.tools if isinstance(tool, AgentTool))]
+        return (*self.interceptors, *(item for agent in agents for item in agent.every_interceptor))
+
+    @cached_property
     def tools_by_name(self) -> Mapping[str, Tool]:
         """All tools, by name."""
         return MappingProxyType({tool.name: tool for tool in (*self.all_tools, *self.engine_tools)})

@@ -176,6 +176,9 @@ class Interceptor:
         if switchable and self.guard:
             raise ValueError(f"interceptor {self.name} protects something, so it is never switchable")
 
+    async def aclose(self) -> None:
+        """Release what all runs share (connections, files), once no run is at work any more."""
+
     # The run
 
     async def before_agent(self, trace: Trace, config: RunConfig) -> RunConfig:

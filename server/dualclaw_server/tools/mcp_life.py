@@ -201,12 +201,12 @@ class Life:
             with contextlib.suppress(SubscriptionLost, TimeoutError):
                 try:
                     async with client.listen(tools_list_changed=True) as changes:
+                        self._changed()  # what happened before is not told
                         async for _ in changes:
                             self._changed()
                 except (MCPError, ListenNotSupportedError) as error:
                     log.debug("MCP server %s tells no changes: %s", self._spec.name, self._spec.clean(str(error)))
                     return
-            self._changed()  # what happened meanwhile is not told
             await asyncio.sleep(_LISTEN_AGAIN)
 
     async def _on_message(self, message: object) -> None:
