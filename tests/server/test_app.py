@@ -11,9 +11,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dualclaw import GetRunRequest, RunState
 from dualclaw.rpc import EngineServiceAsyncStub
 from dualclaw.status import error_from_rpc
-from dualclaw_server.app import StartError, engine_server, load_agents, make_parts
+from dualclaw_server.app import Parts, StartError, engine_server, load_agents, make_parts
+from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.store import RunKey
+from dualclaw_server.models.scripted import ScriptedModel
+from dualclaw_server.servicers.access import anonymous_access
 from dualclaw_server.settings import Settings, SettingsError
+from dualclaw_server.stores.memory import MemoryStore
 from tests.server.conftest import ServeEngine, ask
 from tests.toolchains import require
 
@@ -210,3 +215,26 @@ def test_all_parts_that_cannot_be_made_are_told_at_once(tmp_path: Path) -> None:
     text = "\n".join(caught.value.problems)
     for name in ("KEYS_FILE", "STORE", "MODEL", "AGENTS"):
         assert f"DUALCLAW_{name}:" in text
+
+
+class Shared(Interceptor):
+    """Holds something open for all runs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="shared")
+        self.closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def test_interceptors_are_closed_once_when_the_engine_ends() -> None:
+    """One that two agents share, a sub-agent among them, is closed after the drain, and only once."""
+    shared = Shared()
+    below = Agent("below", interceptors=[shared])
+    agents = [Agent("one", interceptors=[shared], sub_agents=[below]), Agent("two", interceptors=[shared])]
+    model = ScriptedModel.parse(json.dumps({"name": "m", "turns": [SLOW]}))
+    parts = Parts(MemoryStore(), model, agents, anonymous_access(loopback=True))
+    async with engine_server(Settings(listen="127.0.0.1:0", grace=0), parts):
+        assert shared.closed == 0
+    assert shared.closed == 1
