@@ -126,7 +126,7 @@ class Marks(Interceptor):
 async def test_one_hook_stands_around_every_kind_of_tool(open_engine: Opener) -> None:
     """Coroutines, plain functions, agents and tools of the strategy all pass the same hook; none is missed silently."""
     below = Agent("helper")
-    plan = {"call": "create_plan", "id": "p", "args": {"steps": ["one", "two"]}}
+    plan: dict[str, object] = {"call": "create_plan", "id": "p", "args": {"steps": ["one", "two"]}}
     engine = await open_engine(
         Agent("a", tools=[echo, in_a_thread], sub_agents=[below], strategy=PlanReAct(), interceptors=[Marks()]),
         {"when": {"user": "^inner$"}, "say": [{"text": "Inner."}]},
