@@ -90,6 +90,52 @@ async def test_an_answer_is_recorded_as_it_came_and_replays(tmp_path: Path, caps
     assert replayed.response.request_id == "req-7"
 
 
+THINKING = {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}}
+CALL = {"type": "tool_use", "id": "c1", "name": "clock", "input": {}}
+MESSAGES: list[object] = [
+    {"type": "message_start", "message": {"id": "m1", "model": "m", "usage": {"input_tokens": 3}}},
+    THINKING,
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "S"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Hé😀"}},
+    {"type": "content_block_start", "index": 2, "content_block": CALL},
+    {"type": "content_block_stop", "index": 2},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    {"type": "message_stop"},
+]
+RESPONSES: list[object] = [
+    {"type": "response.created", "response": {"id": "r1", "status": "in_progress"}},
+    kit.item_delta("output_text", "Hé😀", 0, "i0", content_index=0),
+    *kit.item_call(1, "i1", "c1"),
+    kit.item_done(1, "function_call", "i1", call_id="c1", name="clock", arguments="{}"),
+    kit.response_over(usage={"input_tokens": 3}),
+]
+OTHERS = {
+    "anthropic": (MESSAGES, "/v1/messages", "x-api-key", KEY, "clock"),
+    "openai-responses": (RESPONSES, "/v1/responses", "authorization", f"Bearer {KEY}", "f"),
+}
+
+
+@pytest.mark.parametrize("vendor_name", OTHERS)
+async def test_every_api_is_recorded_and_replays_as_its_own(tmp_path: Path, capsys, vendor_name: str) -> None:
+    """The note says whose it is, so a script need not; the key goes the vendor's way and into no file."""
+    events, path, header, value, called = OTHERS[vendor_name]
+    out = tmp_path / "a.sse"
+    async with kit.vendor_of(kit.streams(*events, done=False)) as vendor:
+        code = await run(vendor.url, out, "--model", f"{vendor_name}:m")
+    assert (code, capsys.readouterr().err) == (0, "")
+    assert vendor.asked[0].line == f"POST {path} HTTP/1.1"
+    assert vendor.asked[0].headers[header] == value
+    assert out.read_bytes() == kit.event_bytes(*events, done=False)
+    assert (note_of(out)["api"], note_of(out)["vendor"]) == (vendor_name.removeprefix("openai-"), vendor_name)
+    for splits in ("recorded", "bytes", 0):
+        replayed = await kit.play(playing(out, splits=splits))
+        assert (replayed.text, replayed.calls) == ("Hé😀", [("c1", called, "{}")])
+        assert replayed.response is not None
+        assert replayed.response.usage.input_tokens == 3
+    assert not any(KEY in file.read_text() for file in files_in(tmp_path))
+
+
 async def test_no_secret_is_written_though_the_endpoint_repeats_it(tmp_path: Path, capsys) -> None:
     """A key in body, headers, request and error, in any usual form, is masked; the recording still replays."""
     forms = [KEY, KEY.replace("/", "\\/"), "sk-live\\u002f0123\\u002babc\\u003dXYZ", "sk-live%2F0123%2Babc%3DXYZ"]

@@ -17,27 +17,42 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dualclaw_server.engine.model import ChatModel
+from dualclaw_server.models.anthropic.dialect import AnthropicDialect
+from dualclaw_server.models.anthropic.model import AnthropicModel
 from dualclaw_server.models.breaker import Breaker, BreakerPolicy, GuardedModel
+from dualclaw_server.models.chat.dialect import ChatDialect
 from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import ModelTimeouts
+from dualclaw_server.models.http_model import HttpChatModel
+from dualclaw_server.models.responses.dialect import ResponsesDialect
+from dualclaw_server.models.responses.model import ResponsesModel
 from dualclaw_server.models.route_metrics import RouteMetrics
 from dualclaw_server.models.router import RouteObserver, RouterModel, ignore_route
 from dualclaw_server.models.scripted import ScriptedModel, ScriptError
 from dualclaw_server.models.vendors import Vendor, find_vendor, shipped_vendors
-from dualclaw_server.models.written.json_tools import JsonToolsModel
+from dualclaw_server.models.written.json_tools import Example, JsonToolsModel
 from dualclaw_server.models.written.text_tools import TextToolsModel
 
 __all__ = [
+    "AnthropicDialect",
+    "AnthropicModel",
     "Breaker",
     "BreakerPolicy",
+    "ChatDialect",
+    "Example",
     "GuardedModel",
+    "HttpChatModel",
+    "JsonToolsModel",
     "ModelTimeouts",
     "OpenAIChatModel",
+    "ResponsesDialect",
+    "ResponsesModel",
     "RouteMetrics",
     "RouteObserver",
     "RouterModel",
     "ScriptError",
     "ScriptedModel",
+    "TextToolsModel",
     "model_from_spec",
 ]
 

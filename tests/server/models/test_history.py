@@ -16,6 +16,7 @@ from dualclaw_server.models.history import (
     turns,
     without_images,
 )
+from dualclaw_server.models.vendors import shipped_vendors
 
 
 def text(value: str) -> ContentPart:
@@ -160,3 +161,15 @@ def test_without_images_notes_stand_in_their_place() -> None:
     assert made[0].parts[3] == pdf
     assert made[1].parts[0].tool_result.parts[0].text == "[image image/png p.png]"
     assert messages[0].parts[1] == image
+
+
+@pytest.mark.parametrize(
+    ("vendor", "signature"), [("openrouter", "chat:{}"), ("openai-responses", "responses:content")]
+)
+def test_sealed_reasoning_that_is_no_text_is_sent_all_the_same(vendor: str, signature: str) -> None:
+    """An edited history may hold any bytes; the request is made, and what cannot be text is replaced."""
+    reasoning = ReasoningPart(redacted=b"ab\xff", signature=signature)
+    answer = Message(role=Role.ROLE_ASSISTANT, parts=[ContentPart(reasoning=reasoning), ContentPart(text="x")])
+    api = shipped_vendors()[vendor].api_of("m")
+    body = api.body(ModelRequest([answer]), model="m", tools=None, tool_names=frozenset(), stream=True)
+    assert "ab\ufffd" in body.decode()

@@ -8,8 +8,7 @@ import asyncio
 import json
 import os
 import ssl
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from dualclaw_server.engine.model import ModelError, TextDelta
 from dualclaw_server.models import ModelTimeouts, model_from_spec
 from dualclaw_server.models.http_model import HttpChatModel
 from dualclaw_server.models.vendors import shipped_vendors
-from tests.toolchains import require
 
 QUICK_START = ModelTimeouts(first_token=0.5)
 QUICK_IDLE = ModelTimeouts(idle=0.4, stalled=0.8)
@@ -243,6 +241,31 @@ async def test_a_body_instead_of_a_stream_is_typed(kit, vendor, api: str, case: 
 
 
 @APIS
+@pytest.mark.parametrize("case", [case for case, ((status, *_), *_) in BODIES.items() if status == 200])
+@pytest.mark.parametrize("kind", ["text/event-stream", "text/plain", "application/octet-stream"])
+async def test_a_body_that_calls_itself_something_else_is_read_for_what_it_is(
+    kit, vendor, api: str, case: str, kind: str
+) -> None:
+    """Gateways send pages and error objects under any content type; "empty stream" would hide what they say."""
+    (status, body, _), reason, retryable = BODIES[case]
+    async with leaving_nothing(vendor, api, kit.answers(status, b"\n " + body, kind)) as model:
+        outcome = await kit.play(model)
+    assert (outcome.error.reason, outcome.error.retryable) == (reason, retryable), outcome.error
+
+
+@APIS
+@pytest.mark.parametrize("kind", ["text/event-stream", "text/plain"])
+async def test_a_whole_answer_that_calls_itself_a_stream_is_the_answer(kit, vendor, api: str, kind: str) -> None:
+    """Streaming or not was ignored, and the content type is wrong as well."""
+    body = json.dumps(WIRES[api].whole).encode()
+    async with leaving_nothing(vendor, api, kit.answers(200, body, kind)) as model:
+        outcome = await kit.play(model)
+        generated = await model.generate(kit.asking())
+    assert outcome.text == "part"
+    assert [part.text for part in generated.message.parts] == ["part"]
+
+
+@APIS
 async def test_a_body_that_never_ends_is_a_timeout_for_generate(kit, vendor, api: str) -> None:
     """Half a JSON body and then silence: the bound of the whole answer ends it."""
     half = json.dumps(WIRES[api].whole).encode()[:30]
@@ -351,142 +374,6 @@ async def test_nobody_listens(kit, api: str) -> None:
     for error in (outcome.error, generated.value):
         assert (error.reason, error.retryable) == ("MODEL_UNAVAILABLE", True)
     await settled(lambda: sockets() == before, lambda: f"{sockets()} sockets instead of {before}")
-
-
-@asynccontextmanager
-async def tcp(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
-    """Serve plain TCP and yield the port."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await serve(reader, writer)
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            tasks.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(held, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await server.wait_closed()
-
-
-@APIS
-async def test_a_connection_that_never_stands_is_a_timeout(kit, api: str) -> None:
-    """A server that takes the connection and never ends the TLS handshake: the wait for the connection ends it."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1000):
-            pass
-
-    async with tcp(serve) as port:
-        timeouts = ModelTimeouts(connect=0.3, first_token=30)
-        model = TABLE[WIRES[api].vendor].make_model(
-            "m", base_url=f"https://127.0.0.1:{port}/v1", timeouts=timeouts, tls=_TLS
-        )
-        outcome = await kit.play(model, within=15)
-        await model.aclose()
-    assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_TIMEOUT", True)
-    assert "No connection" in outcome.error.message
-
-
-PROGRAM = """
-import asyncio, os
-from dualclaw import ContentPart, Message, Role
-from dualclaw_server.engine.model import ModelError, ModelRequest
-from dualclaw_server.models import model_from_spec
-
-async def main():
-    request = ModelRequest([Message(role=Role.ROLE_USER, parts=[ContentPart(text="hi")])])
-    model = model_from_spec(os.environ["SPEC"])
-    try:
-        print((await model.generate(request)).message.parts[0].text)
-    except ModelError as error:
-        print(error.reason, error.message)
-    await model.aclose()
-
-asyncio.run(main())
-"""
-
-
-async def said_elsewhere(spec: str, **environment: str) -> str:
-    """Make one call in a process with this environment alone; return what it printed."""
-    path = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, env={"SPEC": spec} | path | environment, stdout=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate()
-    return out.decode().strip()
-
-
-async def test_no_proxy_goes_past_the_proxy(kit, vendor) -> None:
-    """A host that NO_PROXY names is reached directly; any other goes by HTTP_PROXY."""
-    wire = WIRES["anthropic"]
-    proxied: list[str] = []
-
-    async def proxy(connection, asked) -> None:
-        proxied.append(asked.line)
-        await kit.answers(503, b'{"error":{"message":"from the proxy"}}')(connection, asked)
-
-    async with vendor(kit.answers(200, json.dumps(wire.whole).encode())) as served, vendor(proxy) as gate:
-        environment = {"HTTP_PROXY": gate.url.removesuffix("/v1")}
-        spec = f"{wire.vendor}:m@{served.url}"
-        direct = await said_elsewhere(spec, **environment, NO_PROXY="127.0.0.1")
-        assert (direct, proxied) == ("part", [])
-        through = await said_elsewhere(spec, **environment)
-    assert through.startswith("MODEL_UNAVAILABLE")
-    assert "from the proxy" in through
-    assert len(proxied) == 1
-
-
-async def test_https_goes_through_the_proxys_tunnel_and_trusts_the_ca_of_the_environment(kit, tmp_path) -> None:
-    """HTTPS_PROXY is asked to CONNECT; what comes out of it is checked against SSL_CERT_FILE."""
-    require("openssl")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    made = await asyncio.create_subprocess_exec(
-        *command, "-keyout", "key.pem", "-out", "cert.pem", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
-    )
-    async with asyncio.timeout(20):
-        assert await made.wait() == 0
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    asked: list[str] = []
-
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        asked.append(head.split("\r\n", 1)[0])
-        host, _, port = head.split()[1].rpartition(":")
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        await asyncio.gather(pipe(reader, there_writer), pipe(there_reader, writer))
-
-    async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while data := await source.read(65_536):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
-
-    body = json.dumps(WIRES["chat"].whole).encode()
-    async with kit.vendor_of(kit.answers(200, body), tls=tls) as secure, tcp(tunnel) as port:
-        proxy = f"http://127.0.0.1:{port}"
-        spec = f"custom:m@{secure.url}"
-        trusted = await said_elsewhere(spec, HTTPS_PROXY=proxy, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
-        refused = await said_elsewhere(spec, HTTPS_PROXY=proxy)
-    assert trusted == "part"
-    assert asked[0].startswith(f"CONNECT {secure.url.removeprefix('https://').removesuffix('/v1')} ")
-    assert refused.startswith("MODEL_UNAVAILABLE")
 
 
 async def test_a_router_over_bad_endpoints_leaves_nothing(kit, vendor) -> None:

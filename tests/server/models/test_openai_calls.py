@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import re
-import ssl
-import sys
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -12,9 +9,7 @@ from email.utils import format_datetime
 import pytest
 
 from dualclaw_server.engine.model import ModelError, TextDelta
-from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import ModelTimeouts
-from tests.toolchains import require
 
 KEY = "sk-test-0123456789abcdef"
 QUICK = ModelTimeouts(connect=2, first_token=0.5, idle=0.4, stalled=1.5, after_finish=0.2, whole=1)
@@ -238,46 +233,6 @@ async def test_generate_reads_a_stream_that_nobody_asked_for(kit, vendor) -> Non
     assert [part.text for part in response.message.parts] == ["Hello"]
 
 
-async def test_nobody_listens(kit) -> None:
-    """A refused connection is MODEL_UNAVAILABLE, retryable; the text is address and reason, nothing of the client's."""
-    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    async with kit.model_at(kit.Vendor(f"http://127.0.0.1:{port}/v1"), KEY) as model:
-        outcome = await kit.play(model)
-    assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_UNAVAILABLE", True)
-    assert outcome.error.message == f"The model's endpoint cannot be reached: 127.0.0.1:{port}: Connection refused"
-
-
-async def test_a_host_that_does_not_exist_is_named(kit) -> None:
-    """A wrong name is told with what the resolver says."""
-    async with kit.model_at(kit.Vendor("http://no-such-host.invalid:81/v1"), KEY) as model:
-        outcome = await kit.play(model)
-    assert outcome.error.reason == "MODEL_UNAVAILABLE"
-    assert re.search(
-        r"reached: no-such-host\.invalid:81: [^\[\]]*(?:[Nn]ame|resolution)[^\[\]]*$", outcome.error.message
-    )
-
-
-async def test_an_endpoint_without_tls_asked_for_tls_says_so(kit) -> None:
-    """The library's own reason is told, not the system error that shares its number."""
-
-    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with kit.model_at(kit.Vendor(f"https://127.0.0.1:{port}/v1"), KEY) as model:
-            outcome = await kit.play(model)
-    assert outcome.error.reason == "MODEL_UNAVAILABLE"
-    assert "SSL" in outcome.error.message
-    assert "ssl:" not in outcome.error.message
-    assert "permitted" not in outcome.error.message
-
-
 async def test_a_connection_closed_before_the_answer_is_unavailable(kit, vendor) -> None:
     """No header at all: MODEL_UNAVAILABLE, and not a timeout, whatever the transport calls it."""
     error = await failure_of(kit, vendor, kit.says())
@@ -418,84 +373,3 @@ async def test_a_hundred_and_fifty_calls_at_once_do_not_wait_for_each_other(kit,
     async with vendor(script) as served, kit.model_at(served) as model:
         outcomes = await asyncio.gather(*(kit.play(model) for _ in range(150)))
     assert {outcome.text for outcome in outcomes} == {"hi"}
-
-
-PROGRAM = """
-import asyncio, os
-from dualclaw import ContentPart, Message, Role
-from dualclaw_server.engine.model import ModelRequest
-from dualclaw_server.models.chat.model import OpenAIChatModel
-
-async def main():
-    request = ModelRequest([Message(role=Role.ROLE_USER, parts=[ContentPart(text="hi")])])
-    for url in ("http://vendor.invalid/v1", os.environ["SECURE_URL"]):
-        model = OpenAIChatModel("m", url, "k-secret")
-        print((await model.generate(request)).message.parts[0].text)
-        await model.aclose()
-
-asyncio.run(main())
-"""
-
-
-async def test_proxy_and_ca_of_the_environment_are_used(kit, vendor, tmp_path) -> None:
-    """HTTP_PROXY decides where a connection goes; SSL_CERT_FILE makes a private certificate trusted.
-
-    Without the variable the same certificate is refused, as MODEL_UNAVAILABLE.
-    """
-    require("openssl")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    made = await asyncio.create_subprocess_exec(
-        *command, "-keyout", "key.pem", "-out", "cert.pem", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
-    )
-    async with asyncio.timeout(20):
-        assert await made.wait() == 0
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-
-    def says(text: str):
-        return kit.answers(200, json.dumps({"choices": [{"message": {"content": text}}]}).encode())
-
-    async with vendor(says("proxied")) as proxy, kit.vendor_of(says("secure"), tls=tls) as secure:
-        environment = {
-            "HTTP_PROXY": proxy.url.removesuffix("/v1"),
-            "SSL_CERT_FILE": str(tmp_path / "cert.pem"),
-            "SECURE_URL": secure.url,
-            "PYTHONPATH": ":".join(entry for entry in sys.path if entry),
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, env=environment, stdout=asyncio.subprocess.PIPE
-        )
-        async with asyncio.timeout(30):
-            out, _ = await process.communicate()
-        assert out.decode().split() == ["proxied", "secure"]
-        assert proxy.asked[0].line == "POST http://vendor.invalid/v1/chat/completions HTTP/1.1"
-        async with kit.model_at(secure) as model:
-            outcome = await kit.play(model)
-    assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_UNAVAILABLE", True)
-
-
-WRONG = {
-    "no scheme": ("m", "127.0.0.1/v1", KEY),
-    "another scheme": ("m", "ftp://127.0.0.1/v1", KEY),
-    "no host": ("m", "http:///v1", KEY),
-    "no name": ("", "http://127.0.0.1/v1", KEY),
-    "a key over two lines": ("m", "http://127.0.0.1/v1", "sk-first\nsk-second"),
-    "a key beyond ASCII": ("m", "http://127.0.0.1/v1", "sk-钥匙"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_settings_are_refused_without_repeating_them(case: str) -> None:
-    """A setting that cannot work is a ValueError at once, and its text holds no key."""
-    name, url, key = WRONG[case]
-    with pytest.raises(ValueError, match=r"URL|name|API key") as refused:
-        OpenAIChatModel(name, url, key)
-    assert "sk-" not in str(refused.value)
-
-
-@pytest.mark.parametrize("bad", [0, -1, float("nan")])
-def test_a_wait_of_no_time_is_refused(bad: float) -> None:
-    """Every wait must be more than nothing."""
-    with pytest.raises(ValueError, match="idle"):
-        ModelTimeouts(idle=bad)

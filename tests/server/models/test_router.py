@@ -265,6 +265,17 @@ async def test_usage_of_failed_attempts_is_told_once(kit, vendor) -> None:
     assert not generated.usage.HasField("cached_tokens")
 
 
+async def test_a_sum_of_usages_stays_what_a_usage_can_hold(kit, vendor) -> None:
+    """Vendors may report any number; the sum of two is no reason to lose an answer."""
+    cut = kit.streams(
+        {"choices": [], "usage": {"prompt_tokens": 2**31 - 1}}, {"error": {"code": 503, "message": "away"}}
+    )
+    async with vendor(cut) as served, kit.model_at(served) as broken:
+        router = RouterModel([broken, model("b", {"text": "x"}, {"usage": {"input_tokens": 5}})])
+        generated = await router.generate(kit.asking())
+    assert generated.usage.input_tokens == 2**31 - 1
+
+
 def test_traits_are_what_every_model_can_do() -> None:
     """The smallest window, and no image or tool call that one of them lacks; the first decides on continuing."""
     first = says("a", "", context_window=9000, continues=True)

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from dualclaw_server.models.tool_calls import NamelessCallError, ToolCallAssembler
+from dualclaw_server.models.tool_calls import NamelessCallError, OpenCall, ToolCallAssembler, read_index, read_object
 
 F = dict[str, object]
 
@@ -185,3 +187,27 @@ def test_every_cut_of_the_arguments_gives_the_same_call() -> None:
         for name in ("", "f"):
             found = assemble(f(text[:at], i=0, id="a", name="f"), f(text[at:], i=0, name=name))
             assert found == [("a", "f", text)]
+
+
+PIECES = st.lists(
+    st.sampled_from(["{", "}", "[", "]", '"', "\\", ":", ",", '"a"', " ", "\n", "1", "x", '{"a":1}', '"}'])
+)
+
+
+@given(PIECES)
+@example(['{"a', "\\", '"}', '":{}', "}"])
+@example(["{}", " ", "{}"])
+@example([" {", "]", "}"])
+def test_a_call_is_complete_exactly_when_its_arguments_are_one_object(pieces: list[str]) -> None:
+    """Asked after each fragment, in time that is linear over all of them, it says what reading the whole text says."""
+    call = OpenCall(name="f")
+    for number in range(len(pieces)):
+        call.add(pieces[number])
+        assert call.complete() is (read_object("".join(pieces[: number + 1])) is not None)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "3.5", "²", "-1", "", 1.5, True, None, [], {}])
+def test_what_is_no_place_is_none(value: object) -> None:
+    """Whatever a vendor sends as an index, reading it raises nothing."""
+    assert read_index(value) is None
+    assert (read_index("12"), read_index(12)) == (12, 12)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dualclaw_server.app import make_parts
-from dualclaw_server.engine.model import ChatModel, ModelError, Restart, ToolSpec
+from dualclaw_server.engine.model import ChatModel, ModelError, ModelRequest, Restart, ToolSpec
 from dualclaw_server.models import ModelTimeouts, RouterModel, ScriptedModel, model_from_spec
 from dualclaw_server.models.vendors import Vendor, find_vendor, read_vendors, shipped_vendors
 from dualclaw_server.settings import Settings, read_settings
@@ -56,7 +56,11 @@ KNOWN = {
     ("openai", "gpt-4.1"): (1_047_576, True, False),
     ("openai", "ft:anything"): (128_000, True, False),
     ("anthropic", "claude-sonnet-4-5-20250929"): (200_000, True, True),
-    ("anthropic", "claude-opus-4-6"): (200_000, True, False),
+    ("anthropic", "claude-opus-4-6"): (1_000_000, True, False),
+    ("anthropic", "claude-opus-4-8"): (1_000_000, True, False),
+    ("anthropic", "claude-sonnet-5"): (1_000_000, True, False),
+    ("anthropic", "claude-haiku-5-5"): (1_000_000, True, False),
+    ("anthropic", "claude-haiku-4-5-20251001"): (200_000, True, True),
     ("anthropic", "claude-of-the-future"): (200_000, True, False),
     ("deepseek", "deepseek-chat"): (128_000, False, False),
     ("deepseek-beta", "deepseek-chat"): (128_000, False, True),
@@ -84,6 +88,40 @@ def test_a_row_of_models_changes_single_fields_of_the_dialect() -> None:
     assert table["azure"].aliases == ()
     claude = [table["anthropic"].api_of(f"claude-{name}").dialect for name in ("3-haiku-20240307", "opus-4-8", "9")]
     assert [(dialect.sampling, dialect.max_tokens) for dialect in claude] == [(True, 4_096)] + [(False, 16_384)] * 2
+
+
+CLAUDE_REFUSES_PREFILL = (
+    *("claude-opus-4-6", "claude-sonnet-4-6", "claude-opus-4-7", "claude-opus-4-8", "claude-opus-5", "claude-opus-5-5"),
+    *("claude-sonnet-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-fable-5", "claude-fable-5-1"),
+    *("claude-fable-5-2", "claude-mythos-5", "claude-of-the-future"),
+)
+
+
+@pytest.mark.parametrize("model", CLAUDE_REFUSES_PREFILL)
+def test_no_claude_that_refuses_the_beginning_of_an_answer_is_said_to_continue(model: str) -> None:
+    """From 4.6 on the vendor answers 400 to one; a name nobody knows is taken for a later model."""
+    assert shipped_vendors()["anthropic"].traits_of(model).continues is False
+
+
+@pytest.mark.parametrize(
+    ("model", "bound", "forced"),
+    [
+        ("claude-opus-5", False, True),
+        ("claude-haiku-5-5", True, True),
+        ("claude-sonnet-5-5", True, False),
+        ("claude-opus-5-5", True, False),
+        ("claude-fable-5-1", True, False),
+    ],
+)
+def test_claudes_that_bind_their_thinking_are_told_to_drop_what_no_longer_fits(
+    model: str, bound: bool, forced: bool
+) -> None:
+    """Tools and history may change between calls here, to which such a model answers 400 by default."""
+    api = shipped_vendors()["anthropic"].api_of(model)
+    body = json.loads(api.body(ModelRequest([]), model=model, tools=None, tool_names=frozenset(), stream=True))
+    assert (body.get("thinking", {}).get("block_binding") == {"prefix_mismatch_behavior": "drop_block"}) is bound
+    assert ("thinking-binding-controls-2026-08-01" in api.headers("k").get("anthropic-beta", "")) is bound
+    assert api.dialect.forced_tools is forced
 
 
 WRONG_TABLES = {
@@ -131,7 +169,9 @@ WRONG_SPECS = {
     "custom:mine": "DUALCLAW_MODEL_BASE_URL",
     "ollama:phi,": "model '' is not known",
     "scripted:nowhere.json": "nowhere.json",
-    "custom:m@ftp://x": "DUALCLAW_MODEL_BASE_URL",
+    "custom:m@ftp://x": "VENDOR:NAME@http://",
+    "custom:@http://x": "VENDOR:NAME@http://",
+    "custom:m@http://[::1": "the base URL is no URL",
 }
 
 
@@ -140,6 +180,17 @@ def test_a_wrong_setting_is_told_with_what_would_be_right(spec: str) -> None:
     """Forms, vendors, addresses, keys and scripts each have their text."""
     with pytest.raises(ValueError, match=WRONG_SPECS[spec]):
         model_from_spec(spec)
+
+
+@pytest.mark.parametrize(
+    "spec", ["opnai:m@{}", "custom+x:m@{}", "custom m@{}", "custom:m@ftp{}", "custom:m@http://[{}"]
+)
+def test_a_wrong_setting_is_told_without_its_address(spec: str) -> None:
+    """The address of a model may hold a password or a key."""
+    with pytest.raises(ValueError, match=r"model|URL") as refused:
+        model_from_spec(spec.format("http://u:pass-word@host/v1?key=query-key"))
+    assert "pass-word" not in str(refused.value)
+    assert "query-key" not in str(refused.value)
 
 
 def test_everything_wrong_with_several_models_is_told_at_once() -> None:

@@ -44,6 +44,7 @@ class ChoiceReader:
     def __init__(self, *, structured: bool = False) -> None:
         self._structured = structured
         self._parts: list[ContentPart] = []
+        self._blank: list[str] = []
         self._held = ""
         self._plain = False
         self._object: _Scanner | None = None
@@ -56,6 +57,9 @@ class ChoiceReader:
         if self._plain:
             return self._give(piece)
         if self._object is None:
+            if not self._held and not piece.strip(_WHITESPACE):
+                self._blank.append(piece)
+                return []
             self._held += piece
             return self._begin()
         return self._give(self._object.feed(piece))
@@ -67,8 +71,7 @@ class ChoiceReader:
     def end(self, finish: FinishReason) -> list[TextDelta]:
         """Give back what was held and decide what was chosen; the message is over."""
         if self._object is None:
-            held, self._held = self._held, ""
-            return self._give(held)
+            return self._give(self._take_held())
         found = self._give(self._object.flush())
         try:
             value, _ = _LENIENT.raw_decode(self._object.raw())
@@ -109,15 +112,18 @@ class ChoiceReader:
             line, _, below = bare.partition("\n")
             if line.strip().lower() in _FENCES:
                 bare = below.lstrip(_WHITESPACE)
-        undecided = not bare or _FENCE.startswith(bare) or (bare.startswith(_FENCE) and "\n" not in bare)
-        if undecided:
+        if not bare or ("\n" not in bare and _FENCES[-1].startswith(bare.rstrip().lower())):
             return []
-        held, self._held = self._held, ""
+        held = self._take_held()
         if not bare.startswith("{"):
             self._plain = True
             return self._give(held)
         self._object = _Scanner(decode=not self._structured)
         return self._give(self._object.feed(bare))
+
+    def _take_held(self) -> str:
+        held, self._blank, self._held = "".join([*self._blank, self._held]), [], ""
+        return held
 
     def _give(self, text: str) -> list[TextDelta]:
         if not text:

@@ -15,9 +15,10 @@ It is a model around a model, so every strategy works with it. Rules and their r
 """
 
 import copy
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import groupby
 from typing import Protocol, Self
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
@@ -123,27 +124,27 @@ class WrittenToolsModel:
                     yield chunk
             return
         reader = self._form.reader(request, tools)
-        said = Message(role=Role.ROLE_ASSISTANT)
+        said: list[TextDelta | ReasoningDelta] = []
         response: ModelResponse | None = None
         async with aclosing(self._inner.stream(asked)) as stream:
             async for chunk in stream:
                 match chunk:
                     case TextDelta():
-                        said.parts.append(ContentPart(text=chunk.text))
+                        said.append(chunk)
                         for delta in reader.feed(chunk.text):
                             yield delta
                         if reader.cut:
                             break
                     case ReasoningDelta():
-                        _add_reasoning(said, chunk.text)
+                        said.append(chunk)
                         yield chunk
                     case Restart():
                         reader = self._form.reader(request, tools)
-                        said = Message(role=Role.ROLE_ASSISTANT)
+                        said.clear()
                         yield chunk
                     case ModelResponse():
                         response = chunk
-        response = response or ModelResponse(said, "stop", Usage())
+        response = response or ModelResponse(_message(said), "stop", Usage())
         for delta in reader.end(response.finish_reason):
             yield delta
         yield self._read(request, tools, response)
@@ -228,8 +229,11 @@ def _demanded(request: ModelRequest, tools: Sequence[BoundTool]) -> tuple[Sequen
     return [tool for tool in tools if tool.spec.name == choice], True
 
 
-def _add_reasoning(said: Message, text: str) -> None:
-    if said.parts and said.parts[-1].WhichOneof("part") == "reasoning":
-        said.parts[-1].reasoning.text += text
-    else:
-        said.parts.append(ContentPart(reasoning=ReasoningPart(text=text)))
+def _message(said: Iterable[TextDelta | ReasoningDelta]) -> Message:
+    """Return the message of an answer that was ended before its response."""
+    message = Message(role=Role.ROLE_ASSISTANT)
+    for kind, deltas in groupby(said, type):
+        text = "".join(delta.text for delta in deltas)
+        part = ContentPart(text=text) if kind is TextDelta else ContentPart(reasoning=ReasoningPart(text=text))
+        message.parts.append(part)
+    return message

@@ -67,10 +67,14 @@ _LENIENT = json.JSONDecoder(strict=False)  # a line break inside a string is wro
 
 @dataclass(slots=True)
 class _OpenAction:
-    raw: str
+    """An action that is being written. ``raw`` is all of its text, ``head`` what stands before its input."""
+
     before: _Section
-    head: str = ""
-    input: str | None = None
+    raw: list[str]
+    head: list[str] = field(default_factory=list)
+    input: list[str] | None = None
+    named: bool = False
+    """Its first line is over, and is a name."""
 
 
 @dataclass(slots=True)
@@ -187,8 +191,8 @@ class ReActReader:
     def _mark(self, marker: _Marker, literal: str) -> None:
         """Act on a marker; where it means nothing it is text."""
         if marker is _Marker.INPUT and self._action is not None and self._section is _Section.ACTION:
-            self._action.raw += self._gap + literal
-            self._action.input = ""
+            self._action.raw.append(self._gap + literal)
+            self._action.input = []
             self._enter(_Section.INPUT)
             return
         if marker is not _Marker.INPUT:
@@ -201,7 +205,7 @@ class ReActReader:
         elif marker is _Marker.ANSWER:
             self._enter(_Section.ANSWER)
         elif marker is _Marker.ACTION and self._tools:
-            self._action = _OpenAction(self._gap + literal, self._section)
+            self._action = _OpenAction(self._section, [self._gap + literal])
             self._enter(_Section.ACTION)
         else:
             self._say(self._leave_gap() + literal)
@@ -218,7 +222,7 @@ class ReActReader:
         if self._fresh:
             self._fresh = False
             if self._action is not None:
-                self._action.raw += gap
+                self._action.raw.append(gap)
             return self._parting()
         return gap
 
@@ -236,13 +240,15 @@ class ReActReader:
         if action is None:
             self._give(_KINDS[self._section], text)
             return
-        action.raw += text
+        action.raw.append(text)
         if action.input is not None:
-            action.input += text
+            action.input.append(text)
             return
-        action.head += text
-        if "\n" in action.head and not self._is_name(action.head):
-            self._close_action()
+        action.head.append(text)
+        if not action.named and "\n" in text:
+            action.named = self._is_name("".join(action.head))
+            if not action.named:
+                self._close_action()
 
     def _give(self, kind: type[TextDelta] | type[ReasoningDelta], text: str) -> None:
         if not text:
@@ -263,15 +269,17 @@ class ReActReader:
         action, self._action = self._action, None
         if action is None:
             return
-        if action.input is None and not self._is_name(action.head):
+        head = "".join(action.head)
+        if action.input is None and not self._is_name(head):
             self._section = action.before
-            self._give(_KINDS[self._section], action.raw)
+            self._give(_KINDS[self._section], "".join(action.raw))
             return
-        name = _name(action.head)
-        if name not in self._tools and (name.lower() in _NO_ACTION or not (name or (action.input or "").strip())):
+        name = _name(head)
+        below = head.partition("\n")[2] if action.input is None else "".join(action.input)
+        empty = not name and (action.input is None or not below.strip())
+        if name not in self._tools and (name.lower() in _NO_ACTION or empty):
             self._section = action.before
             return
-        below = action.head.partition("\n")[2] if action.input is None else action.input
         self._blocks.append(WrittenCall(name, read_arguments(below)))
         self._section = action.before
         self._acted = True
