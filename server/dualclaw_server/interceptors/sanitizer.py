@@ -165,13 +165,14 @@ class ToolSanitizerInterceptor(Interceptor):
         return [*ends, ContentPart(text=tail)] if tail.strip() else ends
 
     def _masked(self, parts: Sequence[ContentPart]) -> list[ContentPart]:
-        masked = iter(self._masker.texts([clean_text(p.text) for p in parts if p.WhichOneof("part") == "text"]))
+        texts = self._masker.texts([clean_text(p.text) for p in parts if p.WhichOneof("part") == "text"])
+        masked, something = iter(texts), any(text.strip() for text in texts)
         made = []
         for part in parts:
             kind = part.WhichOneof("part")
             if kind == "text":
                 text = next(masked)
-                if text.strip():
+                if text and something:  # white space between texts keeps them apart: without it they read as one
                     made.append(ContentPart(text=text))
                 continue
             media = part.image if kind == "image" else part.file

@@ -128,6 +128,13 @@ async def test_no_credential_gets_through(data: st.DataObject, credential: Crede
     assert IMAGE in clean.parts
 
 
+async def test_white_space_between_texts_keeps_them_apart() -> None:
+    """A part of mere white space is kept beside others, so that what follows is not taken for part of a secret."""
+    secret = "rlMe0nGBWFloSbSSAkueGagHOiLem5HCxjTaNGUld10sl1bPbENFolrH9QVP"
+    clean = await sanitize(Observation([text(f"aws_session_token = {secret}"), text(" "), text("0")]))
+    assert "".join(part.text for part in clean.parts) == "aws_session_token = [masked:secret] 0"
+
+
 async def test_arguments_of_events_are_masked_in_their_shape() -> None:
     """What can be shown is data like before; data that cannot be masked is not shown at all."""
     sanitizer = ToolSanitizerInterceptor()
@@ -217,7 +224,7 @@ async def test_a_result_is_never_longer_than_the_limit(texts: list[str], limit: 
     """Notes included; what is short enough stays as it is, of the rest head and tail stay."""
     sanitizer = ToolSanitizerInterceptor(limit, page=page)
     trace, _ = await paging(sanitizer)
-    whole = "".join(text_ for text_ in texts if text_.strip())
+    whole = "".join(texts) if "".join(texts).strip() else ""
     clean = await sanitize(Observation([IMAGE, *map(text, texts)]), sanitizer, trace)
     joined = "".join(part.text for part in clean.parts)
     assert len(joined) <= limit
