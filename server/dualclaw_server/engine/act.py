@@ -30,11 +30,10 @@ from dualclaw_server.engine.agent import AgentTool
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.chain import HOOK_GRACE
 from dualclaw_server.engine.checkpoint import CallPhase, Stage
-from dualclaw_server.engine.handoff import first_handoff, forget_endings, keep_handoff, keep_outcome, kept_outcome
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.interceptor import Observation
 from dualclaw_server.engine.invoke import GRACE, Invocation, tool_context
-from dualclaw_server.engine.kept import forget_result, kept_result
+from dualclaw_server.engine.kept import first_handoff, keep_ending, keep_handoff, kept_ending
 from dualclaw_server.engine.observations import cut, failure, text_of, traceback_of
 from dualclaw_server.engine.outcome import End, Fail, Outcome, Suspend
 from dualclaw_server.engine.parked import Parked, Transferred
@@ -69,7 +68,7 @@ class Batch:
         self._changed = False
         self._sync = Sync.NORMAL
         self._direct = self._direct_results()
-        self._wanted: End | Fail | None = kept_outcome(self._trace.checkpoint)
+        self._wanted: End | Fail | None = kept_ending(self._trace.checkpoint)
         self._suspended = False
 
     async def run(self) -> str:
@@ -103,6 +102,7 @@ class Batch:
             await _stop(running)
         if self._suspended and self._wanted is None:
             self._trace.checkpoint.stage = Stage.STAGE_ACT
+            self._save_effects()
             raise Parked
         return await self._conclude()
 
@@ -112,8 +112,7 @@ class Batch:
             if call.state.phase == _ENDED:
                 continue
             summary = (text or self._texts.tool_not_run).format(name=call.name)
-            done = kept_result(self._trace.checkpoint, call.id) is not None
-            if done or (call.state.phase == _STARTED and leaves_doubt(call.tool)):
+            if call.state.HasField("held") or (call.state.phase == _STARTED and leaves_doubt(call.tool)):
                 observation = failure("TOOL_OUTCOME_UNKNOWN", self._texts.tool_abandoned.format(name=call.name))
             else:
                 observation = failure("TOOL_SKIPPED", summary)
@@ -143,7 +142,7 @@ class Batch:
         """Settle a call that was begun by a process that is gone."""
         tool = call.tool
         again = tool is not None and (isinstance(tool, AgentTool) or tool.effect in ("read", "idempotent"))
-        if again or call.state.bad_arguments or kept_result(self._trace.checkpoint, call.id) is not None:
+        if again or call.state.bad_arguments or call.state.HasField("held"):
             waiting.append(call)
             return
         if tool is not None and tool.lookup is not None:
@@ -177,8 +176,7 @@ class Batch:
             if call.tool is not None and call.tool.effect != "read":
                 self._sync = Sync.FULL
         if group or self._changed:
-            started = self._segment.save(sync=self._sync)
-            self._changed, self._sync = False, Sync.NORMAL
+            started = self._save()
             if group:  # calls that run again have no start to save, but must not run before the claim is good
                 await asyncio.shield(started)
         for call in group:
@@ -211,7 +209,7 @@ class Batch:
     def _want(self, wanted: End | Fail) -> None:
         if self._wanted is None:
             self._wanted = wanted
-            keep_outcome(self._trace.checkpoint, wanted)
+            keep_ending(self._trace.checkpoint, wanted)
 
     def _direct_results(self) -> dict[int, str]:
         """Return the answers of return_direct tools that were saved before, by the index of their step."""
@@ -230,6 +228,8 @@ class Batch:
         checkpoint = self._trace.checkpoint
         if self._wanted is not None:
             self.close_open(self._texts.ended_early)
+        if self._scope.chain:
+            self._save_effects()
         outcome = await self._scope.chain.action_end(self._trace, self._calls)
         if self._wanted is None:
             self._scope.obey(outcome)
@@ -238,7 +238,6 @@ class Batch:
         handoff = first_handoff(checkpoint)
         if handoff is not None and handoff.kind == "exit":
             raise End(handoff.target, "exited")
-        forget_endings(checkpoint)  # ends are kept: whoever recovers the run ends it too
         checkpoint.stage = Stage.STAGE_REASON
         del checkpoint.calls[:]
         if handoff is not None:
@@ -246,8 +245,18 @@ class Batch:
         if self._direct:
             return self._direct[min(self._direct)]
         if self._changed:
-            self._segment.save(sync=self._sync)
+            self._save()
         return ""
+
+    def _save_effects(self) -> None:
+        """Save what calls that may not run again have done; from here on hooks and the store may take long, or fail."""
+        if self._sync is Sync.FULL:
+            self._save()
+
+    def _save(self) -> asyncio.Future[int]:
+        saved = self._segment.save(sync=self._sync)
+        self._changed, self._sync = False, Sync.NORMAL
+        return saved
 
     def _end(self, call: Call, observation: Observation) -> None:
         state, tool = call.state, call.tool
@@ -268,8 +277,8 @@ class Batch:
         if code in _UNKNOWN and tool is not None and tool.effect == "once" and not observation.not_done:
             self._trace.root.checkpoint.unknown_outcomes.append(call.args_hash)
         state.phase = _ENDED
-        forget_result(self._trace.checkpoint, call.id)
         questions.withdraw(self._trace.root.checkpoint, state)
+        state.ClearField("held")
         state.ClearField("child")
         self._changed = True
         self._segment.put(self._trace.put(state.position, message))
@@ -279,7 +288,7 @@ class Batch:
         if tool is not None and tool.return_direct and not failed:
             self._direct[state.index] = text
         if observation.handoff is not None and not failed:
-            keep_handoff(self._trace.checkpoint, state.index, observation.handoff)
+            keep_handoff(state, observation.handoff)
         diagnosis = observation.diagnosis or note
         if state.call.kind == THINKING:
             shown = text if not failed or diagnosis is None else f"{diagnosis.summary} {diagnosis.detail}".strip()

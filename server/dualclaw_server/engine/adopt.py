@@ -1,7 +1,8 @@
 """Making a message of the model, or what an interceptor made of it, one of the conversation.
 
 Whoever wrote it: its call ids are new to the conversation, its arguments canonical or known to be unusable, and
-identity, author and time are the engine's.
+identity, author and time are the engine's. Arguments are shown to people several times over, in steps, in questions
+and at the end of the run, so what nobody could read is not even tried.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from dualclaw import ContentPart, Message, Role, StepKind, ToolCall
 from dualclaw.json_text import canonical_args, parse_args
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.tool import KINDS, Tool
+
+MAX_ARGUMENTS = 256 * 1024
+"""Characters of one call's arguments, canonical."""
+_HEAD = 1_000
+"""Characters kept of what cannot be used."""
 
 
 def adopted(
@@ -50,11 +56,14 @@ def adopted(
             message.parts.append(part)
         elif tools is not None:
             call = _adopted_call(part.tool_call, tools.get(part.tool_call.name), taken)
-            message.parts.append(ContentPart(tool_call=call))
             raw = part.tool_call.args_json
+            if len(call.args_json) > MAX_ARGUMENTS:
+                raw = f"{raw[: _HEAD // 4]}... ({len(call.args_json)} characters, more than {MAX_ARGUMENTS})"
+                call.args_json = ""
+            message.parts.append(ContentPart(tool_call=call))
             unusable = raw if "".join(raw.split()) not in ("", "{}") else bad.get(part.tool_call.id, "")
             if unusable and not call.args_json:
-                bad_arguments[call.id] = unusable
+                bad_arguments[call.id] = unusable[:_HEAD]
     return message, bad_arguments
 
 

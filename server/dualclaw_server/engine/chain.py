@@ -320,7 +320,7 @@ class Chain:
                 break
         if self._above is not None:
             masked = self._above.mask(masked)
-        return masked  # type: ignore[return-value]  # a mask keeps the type of what it is given
+        return cast("T", masked)  # a mask keeps the type of what it is given
 
     # How it works
 

@@ -24,6 +24,7 @@ from dualclaw.checkpoint.v1.checkpoint_pb2 import (
 
 FORMAT = 1
 """The format this engine writes."""
+_BEGUN = frozenset({CallPhase.CALL_PHASE_STARTED, CallPhase.CALL_PHASE_ENDED})
 
 
 class UnreadableState(Exception):
@@ -43,6 +44,8 @@ def load_checkpoint(data: bytes) -> Checkpoint:
     if data:
         _parse(checkpoint, data, "checkpoint")
     checkpoint.format = FORMAT
+    for state in checkpoint.calls:  # saved by a release that did not write it, but showed every start
+        state.announced = state.announced or state.phase in _BEGUN
     return checkpoint
 
 

@@ -22,7 +22,7 @@ from dualclaw_server.engine.below import run_below
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.hooks import InterceptorFailed
 from dualclaw_server.engine.interceptor import EMPTY, Observation, ToolRequest
-from dualclaw_server.engine.kept import keep_result, kept_result
+from dualclaw_server.engine.kept import held_result, hold_result
 from dualclaw_server.engine.observations import failure, said, traceback_of
 from dualclaw_server.engine.outcome import Fail, Outcome, Replace, Suspend
 from dualclaw_server.engine.parked import Parked
@@ -60,7 +60,7 @@ class Invocation:
         observation, late = await self._finish(self._checked(observation), began)
         observation = self._checked(observation)
         if wanted is None and isinstance(late, Suspend):
-            keep_result(self._trace.checkpoint, self._call.id, observation)
+            hold_result(self._call.state, observation)
         return observation, wanted or late
 
     async def _work(self) -> tuple[Observation, Outcome | None]:
@@ -103,14 +103,14 @@ class Invocation:
     async def _through(self) -> Observation:
         """Run the tool, if it can be run, through every interceptor."""
         call, tool = self._call, self._call.tool
-        if (kept := kept_result(self._trace.checkpoint, call.id)) is not None:
-            return kept
+        if (held := held_result(call.state)) is not None:
+            return held
         if tool is None:
             names = ", ".join(sorted(self._scope.tools_by_name)) or "none"
             summary = self._texts.tool_unknown.format(name=call.name)
             return failure("TOOL_UNKNOWN", summary, hint=f"Tools there are: {names}", not_done=True)
         if call.state.bad_arguments:
-            return self._bad_arguments(tool, f"not one JSON object: {call.state.bad_arguments[:500]}")
+            return self._bad_arguments(tool, f"not one usable JSON object: {call.state.bad_arguments[:500]}")
         if problem := tool.problem(call.args):
             return self._bad_arguments(tool, problem)
         request = ToolRequest(

@@ -1,52 +1,77 @@
-"""Results that are not given yet: a call has run, and ``on_tool_call_end`` asks people about what came of it.
+"""What calls leave in the checkpoint until their batch is through, beside their results.
 
-They are kept in the checkpoint, out of everybody's sight, so that the tool is not run again and nothing of a result
-is told before people have let it go.
+- A result that is held back: the call has run, and ``on_tool_call_end`` asks people about what came of it. So the tool
+  is not run again, and nothing of the result is told before people have let it go.
+- A handoff, and the end of the run that a call, a person or an interceptor wants: a call that has ended is not asked
+  again, so neither a crash nor a sibling that waits for people may lose what it wanted.
 """
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
+from typing import cast
 
-from dualclaw import ToolResult
-from dualclaw.events import canonical_json
-from dualclaw_server.engine.checkpoint import Checkpoint
+from dualclaw import StopReason, ToolResult
+from dualclaw.errors import EngineError, Reason
+from dualclaw_server.engine.checkpoint import CallState, Checkpoint
 from dualclaw_server.engine.interceptor import Handoff, Observation
-
-_KEPT = "/result/"
-"""Begins keys among an agent's extras; those of interceptors begin with their name, which has no slash."""
+from dualclaw_server.engine.outcome import End, Fail
 
 
-def keep_result(checkpoint: Checkpoint, call_id: str, observation: Observation) -> None:
-    """Keep what came of a call, but for the exception behind it."""
+def hold_result(state: CallState, observation: Observation) -> None:
+    """Hold back what came of a call, but for the exception behind it."""
     result = ToolResult(parts=observation.parts, is_error=observation.is_error, diagnosis=observation.diagnosis)
-    handoff = observation.handoff
-    checkpoint.extras[_KEPT + call_id] = canonical_json(
-        {
-            "result": b64encode(result.SerializeToString()).decode(),
-            "handoff": [handoff.kind, handoff.target] if handoff is not None else None,
-            "not_done": observation.not_done,
-        }
-    )
+    state.held.Clear()
+    state.held.result.CopyFrom(result)
+    state.held.not_done = observation.not_done
+    if observation.handoff is not None:
+        state.held.handoff.kind, state.held.handoff.target = observation.handoff.kind, observation.handoff.target
 
 
-def kept_result(checkpoint: Checkpoint, call_id: str) -> Observation | None:
-    """Return what is kept of a call; None: nothing, so it has not run yet."""
-    text = checkpoint.extras.get(_KEPT + call_id)
-    if text is None:
+def held_result(state: CallState) -> Observation | None:
+    """Return what is held back of a call; None: nothing, so it has not run yet."""
+    if not state.HasField("held"):
         return None
-    kept = json.loads(text)
-    result = ToolResult.FromString(b64decode(kept["result"]))
+    held, result = state.held, state.held.result
     return Observation(
         list(result.parts),
         result.diagnosis if result.HasField("diagnosis") else None,
         is_error=result.is_error,
-        handoff=Handoff(*kept["handoff"]) if kept["handoff"] else None,
-        not_done=kept["not_done"],
+        handoff=Handoff(held.handoff.kind, held.handoff.target) if held.HasField("handoff") else None,
+        not_done=held.not_done,
     )
 
 
-def forget_result(checkpoint: Checkpoint, call_id: str) -> None:
-    """The call has ended: what is kept of it is not needed any more."""
-    checkpoint.extras.pop(_KEPT + call_id, None)
+def keep_handoff(state: CallState, handoff: Handoff) -> None:
+    """Keep what a call that has ended does besides giving its result."""
+    state.handoff.kind, state.handoff.target = handoff.kind, handoff.target
+
+
+def first_handoff(checkpoint: Checkpoint) -> Handoff | None:
+    """Return what the first call that does more than give a result does; None: there is none."""
+    return next(
+        (Handoff(state.handoff.kind, state.handoff.target) for state in checkpoint.calls if state.HasField("handoff")),
+        None,
+    )
+
+
+def keep_ending(checkpoint: Checkpoint, wanted: End | Fail) -> None:
+    """Keep that the batch at work ends the run."""
+    match wanted:
+        case End():
+            checkpoint.ending.text, checkpoint.ending.stop_reason = wanted.text, wanted.stop_reason
+        case Fail():
+            checkpoint.ending.text, checkpoint.ending.error_reason = wanted.error.message, wanted.error.reason
+
+
+def kept_ending(checkpoint: Checkpoint) -> End | Fail | None:
+    """Return how the batch at work ends the run; None: it does not."""
+    ending = checkpoint.ending
+    match ending.WhichOneof("ending"):
+        case "stop_reason":
+            end = End(ending.text)
+            end.stop_reason = StopReason.ValueType(ending.stop_reason)
+            return end
+        case "error_reason":
+            return Fail(EngineError(cast("Reason", ending.error_reason), ending.text))
+        case _:
+            return None

@@ -37,6 +37,7 @@ from dualclaw import (
 from dualclaw.errors import EngineError, FieldError
 from dualclaw.json_text import canonical_args, parse_args
 from dualclaw_server.engine import questions
+from dualclaw_server.engine.adopt import MAX_ARGUMENTS
 from dualclaw_server.engine.agent import Agent, AgentTool
 from dualclaw_server.engine.caller import Caller
 from dualclaw_server.engine.ids import new_id
@@ -98,8 +99,8 @@ def _problems(decision: Decision, item: InterruptItem, agents: Mapping[str, Agen
         yield "action", f"must be one of {names}" if action else f"is missing; one of {names}"
     if decision.args_hash and decision.args_hash != item.args_hash:
         yield "args_hash", "is of other arguments than the question shows; read it again"
-    if decision.remember > RememberScope.REMEMBER_SCOPE_CALL and action != _APPROVE:
-        yield "remember", "is for APPROVE only"
+    if decision.remember > RememberScope.REMEMBER_SCOPE_CALL and not (action == _APPROVE and item.tool_name):
+        yield "remember", "is for APPROVE of a tool's call only"
     if action == _EDIT:
         problem = _edit_problem(decision, item, agents)
         if problem:
@@ -125,6 +126,8 @@ def _edit_problem(decision: Decision, item: InterruptItem, agents: Mapping[str, 
     if not isinstance(found, dict) or (found and not args):  # nested too deep reads as {}
         return "must be the JSON text of one object, nested at most 100 deep"
     decision.args_json = canonical_args(args)
+    if len(decision.args_json) > MAX_ARGUMENTS:
+        return f"has {len(decision.args_json)} characters, more than {MAX_ARGUMENTS}"
     tool = _tool_at(item.path, agents)
     return tool.problem(args) if tool is not None else ""
 

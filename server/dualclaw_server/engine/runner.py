@@ -35,7 +35,7 @@ from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
 from dualclaw_server.engine.segment import read_switches, switches_name
 from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore, StoreError
-from dualclaw_server.engine.worker import Worker
+from dualclaw_server.engine.worker import RETRY, Worker
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Runner:
         worker: name of this process in claims.
         capacity: runs worked on at once; more wait in the store.
         patience: seconds without a reader after which a run with on_disconnect CANCEL is cancelled.
+        retry: seconds before a run that cannot be worked on now is taken up again.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Runner:
         worker: str = "",
         capacity: int = 1_000,
         patience: float = PATIENCE,
+        retry: float = RETRY,
     ) -> None:
         if not agents:
             raise ValueError("an engine needs at least one agent")
@@ -85,6 +87,7 @@ class Runner:
             model,
             name=worker or new_id(),
             capacity=capacity,
+            retry=retry,
             begun=self._presence.begun,
             ended=self._presence.forget,
         )

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from dualclaw import Message, Role, StopReason, Usage
+from dualclaw import Message, StopReason
 from dualclaw.errors import EngineError, diagnosis_code
 from dualclaw.json_text import canonical_args
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.act import Batch
-from dualclaw_server.engine.adopt import adopted, calls_in, copy_of
+from dualclaw_server.engine.adopt import copy_of
 from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.chain import Chain
@@ -36,7 +36,8 @@ from dualclaw_server.engine.outcome import Ask, End, Fail, Outcome, Replace, Sus
 from dualclaw_server.engine.parked import Parked, Transferred
 from dualclaw_server.engine.reason import Answer
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.steps import announce, thought
+from dualclaw_server.engine.settle import adopt, review_again, said_in, settle, taken
+from dualclaw_server.engine.steps import announce
 from dualclaw_server.engine.strategy import Chat, ReAct, Strategy, tools_of
 from dualclaw_server.engine.texts import Texts
 from dualclaw_server.engine.tool import Tool
@@ -165,7 +166,7 @@ class Scope:
         """
         trace, checkpoint = self.trace, self.trace.checkpoint
         if checkpoint.stage == Stage.STAGE_REVIEW:
-            return await self._review_again()
+            return await review_again(self)
         self.segment.flush()
         instructions = "\n\n".join(text for text in (self.config.instructions, extra_instructions) if text)
         prompt = Prompt(self._context(), instructions, list(self.tools) if tools else [], options or ModelOptions())
@@ -178,18 +179,18 @@ class Scope:
         answer = Answer(self, prompt)
         response = await answer.run()
         tools = tools and answer.options.tool_choice != "none"
-        message, bad_arguments = self._adopt(response.message, response.bad_arguments, tools=tools)
+        message, bad_arguments = adopt(self, response.message, response.bad_arguments, tools=tools)
         identity = Message(id=message.id, create_time=message.create_time)
         checkpoint.model_calls += 1
         trace.add_usage(response.usage)
         outcome = await self.chain.reason_end(trace, response, message, time.monotonic() - began)
         if self.chain:  # it may have been changed in place, or by whoever stands around the model
-            outcome, changed = _taken(outcome, message)
-            message, bad_arguments = self._adopt(changed, bad_arguments, tools=tools, identity=identity)
+            outcome, changed = taken(outcome, message)
+            message, bad_arguments = adopt(self, changed, bad_arguments, tools=tools, identity=identity)
         if self.at_root:  # what was shown was a preview
-            self.segment.replace_answer(_text_in(message))
-        asks_for_calls = self._settle(message, bad_arguments)
-        if isinstance(outcome, Suspend):
+            self.segment.replace_answer(said_in(message))
+        asks_for_calls = settle(self, message, bad_arguments)
+        if isinstance(outcome, Suspend) and message.parts:  # nothing was said: there is nothing to review later
             checkpoint.stage = Stage.STAGE_REVIEW
         self.obey(outcome)
         if asks_for_calls:
@@ -331,31 +332,6 @@ class Scope:
         messages = self.trace.context()
         return [copy_of(message) for message in messages] if self.chain else messages
 
-    async def _review_again(self) -> bool:
-        """Go on at the review of an answer that was suspended.
-
-        An answer without calls is shown again: this segment has to say how the run came out.
-        """
-        trace, checkpoint = self.trace, self.trace.checkpoint
-        saved = next(m for m in reversed(trace.own_messages()) if m.role == Role.ROLE_ASSISTANT)
-        message = copy_of(saved)
-        outcome = await self.chain.reason_end(trace, ModelResponse(message, "stop", Usage()), message, 0.0)
-        outcome, changed = _taken(outcome, message)
-        self.obey(outcome)
-        bad_arguments = {state.call.id: state.bad_arguments for state in checkpoint.calls}
-        message, bad_arguments = self._adopt(changed, bad_arguments, tools=bool(checkpoint.calls), identity=saved)
-        replaced = message != saved
-        if replaced:
-            self.segment.put(trace.put(trace.place_of(saved.id), message))
-            del checkpoint.calls[:]
-            self._await_calls(message, bad_arguments)
-        if self.at_root:
-            if replaced or not checkpoint.calls:
-                self.segment.show(_text_in(message))
-            self.segment.message_id = message.id
-        checkpoint.stage = Stage.STAGE_ACT if checkpoint.calls else Stage.STAGE_END
-        return bool(checkpoint.calls)
-
     def bound(self, tools: Sequence[Tool]) -> ChatModel:
         """Return the model with these tools; made once per choice of them."""
         if not tools:
@@ -365,47 +341,6 @@ class Scope:
         if model is None:
             model = self._bound[specs] = self.model.with_tools(specs)
         return model
-
-    def _adopt(
-        self, given: Message, bad: Mapping[str, str], *, tools: bool, identity: Message | None = None
-    ) -> tuple[Message, dict[str, str]]:
-        used = self.trace.call_ids() if tools else set[str]()
-        known = self.tools_by_name if tools else None
-        return adopted(given, bad, author=self.agent.name, tools=known, used=used, identity=identity)
-
-    def _settle(self, message: Message, bad_arguments: Mapping[str, str]) -> bool:
-        """Make the answer part of the saved state; returns whether it asks for calls."""
-        trace, checkpoint, segment = self.trace, self.trace.checkpoint, self.segment
-        if self.at_root:
-            segment.answered(message.id if message.parts else "")
-        for part in message.parts:
-            if part.WhichOneof("part") == "reasoning" and part.reasoning.text:
-                segment.writer.event(thought(self, part.reasoning.text, trace.next_index()))
-        if message.parts:
-            segment.put(trace.put(trace.reserve(), message))
-        self._await_calls(message, bad_arguments)
-        checkpoint.stage = Stage.STAGE_ACT if checkpoint.calls else Stage.STAGE_END
-        return bool(checkpoint.calls)
-
-    def _await_calls(self, message: Message, bad_arguments: Mapping[str, str]) -> None:
-        """Have the calls of a message wait for their turn."""
-        trace, calls = self.trace, list(calls_in(message))
-        first = trace.reserve(len(calls))
-        for offset, call in enumerate(calls):
-            trace.checkpoint.calls.add(
-                call=call,
-                phase=CallPhase.CALL_PHASE_WAITING,
-                index=trace.next_index(),
-                position=first + offset,
-                bad_arguments=bad_arguments.get(call.id, ""),
-            )
-
-
-def _taken(outcome: Outcome | None, message: Message) -> tuple[Outcome | None, Message]:
-    """Return what is left of an outcome once a message is replaced, and the message."""
-    if isinstance(outcome, Replace) and isinstance(outcome.value, Message):
-        return None, outcome.value
-    return outcome, message
 
 
 def _ending(error: BaseException) -> str:
@@ -423,7 +358,3 @@ def _ending(error: BaseException) -> str:
             return diagnosis_code(error.reason)
         case _:
             return "internal"
-
-
-def _text_in(message: Message) -> str:
-    return "".join(part.text for part in message.parts if part.WhichOneof("part") == "text")

@@ -89,7 +89,9 @@ class Segment:
         self.showing: Shown | None = None
         """The answer that is being shown and not saved yet."""
         self.stopping = ""
-        """Why the agent is being stopped from outside: "cancelled", "budget_exceeded"; empty: it is not."""
+        """Why the agent is being stopped from outside: "cancelled", "budget_exceeded", "put_back" (another worker goes
+        on with the run); empty: it is not.
+        """
         self.signals: list[str] = []
         """Signals from the inbox that the next frame has taken in."""
         self._store = store
@@ -117,11 +119,20 @@ class Segment:
         return models.get(chosen) or next(iter(models.values()), self._model)
 
     async def switches(self, agent: Agent) -> Mapping[str, bool]:
-        """Return which interceptors of an agent are switched, by operators and by this run's caller."""
-        if not agent.interceptors:
-            return {}
-        stored = await self._store.get(self.trace.key.tenant, switches_name(agent.name))
-        return {**read_switches(stored[0] if stored is not None else b""), **self.trace.options.interceptors}
+        """Return which interceptors of an agent operators and this run's caller have on.
+
+        It stays what the agent found first in this segment, also after a crash.
+        """
+        found = self.trace.checkpoint.switches
+        names = {item.name: f"{agent.name}/{item.name}" for item in agent.interceptors if item.switchable}
+        if any(key not in found for key in names.values()):
+            stored = await self._store.get(self.trace.key.tenant, switches_name(agent.name))
+            wanted = {**read_switches(stored[0] if stored is not None else b""), **self.trace.options.interceptors}
+            for item in agent.interceptors:
+                if item.switchable:
+                    found[names[item.name]] = wanted.get(item.name, item.enabled)
+            self.save()
+        return {name: found[key] for name, key in names.items()}
 
     def messages_of(self, call_id: str) -> Sequence[RunMessage]:
         """Return the messages of the sub-agent that works for a call."""

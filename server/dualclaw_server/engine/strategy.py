@@ -53,8 +53,8 @@ class Chat:
     async def run(self, scope: Scope) -> StopReason.ValueType:
         """Answer once."""
         checkpoint = scope.trace.checkpoint
-        if checkpoint.stage == Stage.STAGE_ACT:  # of a run that had tools when this was saved
-            await scope.act()
+        if checkpoint.stage == Stage.STAGE_ACT and await scope.act():  # of a run that had tools when this was saved
+            return StopReason.STOP_REASON_RETURN_DIRECT
         await scope.reason(tools=False)
         return StopReason.STOP_REASON_FINISHED
 

@@ -73,8 +73,8 @@ class Trace:
         self.recovered = False
         """True: this segment was begun before, by a process that is gone."""
         self.ending = ""
-        """How the agent ended, for its end hooks: a stop reason in lower case, "transferred", or the code of a
-        diagnosis ("model.timeout").
+        """How the agent ended, for its end hooks: a stop reason in lower case, "transferred", "put_back" (it has not:
+        another worker goes on with the run), or the code of a diagnosis ("model.timeout").
         """
         self.context_window: int = parent.context_window if parent is not None else 128_000
         """Tokens that the model of this run can take, input and output together."""

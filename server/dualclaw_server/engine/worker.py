@@ -2,12 +2,10 @@
 
 Rules
 
-- A claim is made good by a frame with the next epoch. Whatever another writer does from then on fails.
-- A claimed run that had already begun is recovered: the log is folded up to its checkpoint, text beyond it is
-  withdrawn by one rewind, and the strategy goes on from the checkpoint.
+- A claimed run is taken over (``takeover``), and its agent goes on from the checkpoint.
 - The work item is acknowledged only after this worker's own terminal frame. In every other case it is put
   back: when the agent is not here, when the state is newer than this engine, when the store fails, when the
-  process drains.
+  process drains. Only to cancel a run its agent is not needed: it may be gone for good.
 - A run that has been recovered MAX_RECOVERIES times takes its worker down every time; it is failed.
 """
 
@@ -20,21 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dualclaw import DisconnectPolicy, EngineEvent, Run, RunResponse, RunState, StopReason
+from dualclaw import DisconnectPolicy, RunState, StopReason
 from dualclaw.errors import EngineError
-from dualclaw.fold import RunView
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
-from dualclaw_server.engine.checkpoint import (
-    Checkpoint,
-    RunRecord,
-    Stage,
-    UnreadableState,
-    load_checkpoint,
-    load_record,
-)
-from dualclaw_server.engine.frames import FrameWriter
-from dualclaw_server.engine.ids import new_trace_id
+from dualclaw_server.engine.checkpoint import UnreadableState, load_checkpoint, load_record
 from dualclaw_server.engine.inbox import find_cancel, is_due, resumes_in
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.outcome import End, Fail
@@ -42,14 +30,13 @@ from dualclaw_server.engine.parked import Parked, Transferred
 from dualclaw_server.engine.resume import take_answers
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import FINAL, Claim, Head, Loaded, RunKey, RunMessage, RunStore, StoreError
-from dualclaw_server.engine.tool import ToolOutput
-from dualclaw_server.engine.trace import ASIDE, Trace
+from dualclaw_server.engine.store import FINAL, Claim, Loaded, RunKey, RunStore, StoreError
+from dualclaw_server.engine.takeover import Takeover
 
 log = logging.getLogger(__name__)
 
 MAX_RECOVERIES = 16
-_RETRY = 5.0
+RETRY = 5.0
 """Seconds before an item that cannot be worked on now is delivered again."""
 _CLAIM_WAIT = 5.0
 _INBOX_RETRY = 1.0
@@ -71,6 +58,7 @@ class Worker:
         store, agents, model: as the runner's.
         name: name of this process in claims.
         capacity: runs worked on at once; more wait in the store.
+        retry: seconds before an item that cannot be worked on now is delivered again.
         begun: called with each run that is to be cancelled when nobody reads it, as work on it begins.
         ended: called with each run that has come to rest.
     """
@@ -83,19 +71,20 @@ class Worker:
         *,
         name: str,
         capacity: int,
+        retry: float,
         begun: Callable[[RunKey], None],
         ended: Callable[[RunKey], None],
     ) -> None:
         self._store = store
         self._agents = agents
-        self._model = model
         self._name = name
+        self._retry = retry
         self._begun = begun
         self._ended = ended
         self._capacity = asyncio.Semaphore(capacity)
         self._works: dict[RunKey, _Work] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._abandoned_tools: set[asyncio.Task[ToolOutput]] = set()
+        self._takeover = Takeover(store, agents, model)
         self._draining = asyncio.Event()
         store.on_signal(self._on_signal)
 
@@ -161,12 +150,12 @@ class Worker:
         """Work on one item to its end, or put it back."""
         key = claim.key
         work = self._works[key] = _Work(key)
-        again: float | None = _RETRY
+        again: float | None = self._retry
         try:
             again = await self._work_on(claim, work)
         except EngineError as error:
             gone = error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION")
-            again = None if gone else _RETRY
+            again = None if gone else self._retry
             log.log(
                 logging.INFO if gone else logging.ERROR,
                 "run %s is %s: %s",
@@ -182,10 +171,11 @@ class Worker:
             await asyncio.shield(claim.nak(0))
             raise
         except BaseException:
-            await claim.nak(_RETRY)
+            await claim.nak(self._retry)
             raise
         finally:
-            del self._works[key]
+            if self._works.get(key) is work:  # else the lease was lost meanwhile, and this very process took it anew
+                del self._works[key]
         if again is None:
             self._ended(key)
             await claim.ack()
@@ -204,84 +194,17 @@ class Worker:
             # what brought us here may have been the timer of that question, which is gone now, by a clock that is ahead
             return expiry - now if expiry is not None else None
         name = checkpoint.agent or record.request.agent
-        if name not in self._agents:
+        if name not in self._agents and find_cancel(loaded.unread) is None:
             log.warning("run %s is put back: agent %s is not here", claim.key.run_id, name)
-            return _RETRY
+            return self._retry
         if record.request.options.on_disconnect == DisconnectPolicy.DISCONNECT_POLICY_CANCEL:
             self._begun(claim.key)
-        segment, begins = await self._open_segment(record, checkpoint, loaded)
+        segment, begins = await self._takeover.take(loaded, record, checkpoint)
         try:
             await self._drive(segment, work, loaded, begins=begins)
         finally:
             segment.writer.close()
         return None
-
-    async def _open_segment(self, record: RunRecord, checkpoint: Checkpoint, loaded: Loaded) -> tuple[Segment, bool]:
-        """Take over the log and bring the run to where its checkpoint says it is.
-
-        Returns the segment, and whether it goes on from a park and has not got beyond its claim.
-        """
-        key, head = loaded.head.key, loaded.head
-        view, text, reasoning = await self._fold(head, loaded.checkpoint_seq)
-        cancel = find_cancel(loaded.unread)
-        parked = head.state == RunState.RUN_STATE_INTERRUPTED
-        if not loaded.checkpoint:
-            checkpoint.segment, checkpoint.segment_first_seq = 1, 1
-            checkpoint.trace_id = record.trace_id
-            checkpoint.stage = Stage.STAGE_REASON
-            checkpoint.start_time.GetCurrentTime()
-        elif parked:
-            checkpoint.segment += 1
-            checkpoint.segment_first_seq = head.last_seq + 1
-            checkpoint.recoveries = 0
-            resumed = next((resume.trace_id for _, resume in resumes_in(loaded.unread)), "")
-            checkpoint.trace_id = (cancel.trace_id if cancel is not None else resumed) or new_trace_id()
-            _start_clock_again(checkpoint)
-        else:
-            checkpoint.recoveries += 1
-        begins = parked or (checkpoint.segment > 1 and head.last_seq < checkpoint.segment_first_seq)
-        history = await self._store.history(key.tenant, record.request.conversation_id, key.run_id)
-        trace = Trace.of_run(loaded, record, checkpoint, history)
-        trace.recovered = checkpoint.recoveries > 0
-        envelope = EngineEvent(
-            trace_id=checkpoint.trace_id, tenant_id=key.tenant, claw=record.request.claw, run_id=key.run_id
-        )
-        writer = FrameWriter(self._store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope)
-        below: dict[str, list[RunMessage]] = {}
-        for message in loaded.messages:
-            if message.scope not in ("", ASIDE):
-                below.setdefault(message.scope, []).append(message)
-        trace.take_call_ids(message.message for messages in below.values() for message in messages)
-        segment = Segment(
-            self._store,
-            self._agents,
-            self._model,
-            trace,
-            writer,
-            _copy(head.run),
-            below=below,
-            abandoned=self._abandoned_tools,
-        )
-        segment.scope = Scope.bare(segment, segment.agent, trace)
-        if head.state == RunState.RUN_STATE_RUNNING:
-            if (view.text, view.reasoning) != (text, reasoning):
-                segment.rewind(text, reasoning, "the engine was restarted", checkpoint.recoveries)
-            segment.save()  # the claim; what is only cancelled is claimed by the frame that ends it
-        elif parked and cancel is None:
-            await asyncio.shield(segment.claim())
-        return segment, begins
-
-    async def _fold(self, head: Head, checkpoint_seq: int) -> tuple[RunView, str, str]:
-        """Fold the whole log; returns the view, and text and reasoning as they were at the checkpoint."""
-        view = RunView()
-        text = reasoning = ""
-        while view.last_seq < head.last_seq:
-            for frame in await self._store.read(head.key, view.last_seq):
-                for event in RunResponse.FromString(frame.body).events:
-                    view.apply(event)
-                    if event.seq == checkpoint_seq:
-                        text, reasoning = view.text, view.reasoning
-        return view, text, reasoning
 
     async def _drive(self, segment: Segment, work: _Work, loaded: Loaded, *, begins: bool) -> None:
         """Run the agent to its end, or to a question, a cancel, or the end of its time."""
@@ -303,6 +226,7 @@ class Worker:
         clock = asyncio.create_task(_time_up(segment, shaped), name="clock")
 
         def lost(_: BaseException) -> None:
+            segment.stopping = "put_back"
             running.cancel()
 
         segment.writer.on_failure = lost
@@ -320,9 +244,8 @@ class Worker:
             else:
                 await self._conclude(segment, running)
         finally:
-            await _stop(clock)
-            await _stop(watching)
-            await _stop(running)
+            segment.stopping = segment.stopping or "put_back"
+            await _stop(clock, watching, running)
 
     async def _conclude(self, segment: Segment, running: asyncio.Task[StopReason.ValueType]) -> None:
         """End the segment the way its agent ended."""
@@ -397,28 +320,17 @@ async def _work_agents(segment: Segment, shaped: asyncio.Event) -> StopReason.Va
             segment.save()
 
 
-def _start_clock_again(checkpoint: Checkpoint) -> None:
-    """Leave the time a run was parked out of its wall time."""
-    if checkpoint.HasField("park_time"):
-        parked = time.time() - checkpoint.park_time.ToMilliseconds() / 1000
-        below = (state.child for state in questions.calls_below(checkpoint) if state.HasField("child"))
-        for clock in (checkpoint.start_time, *(child.start_time for child in below)):
-            clock.FromMilliseconds(clock.ToMilliseconds() + int(max(0.0, parked) * 1000))
-        checkpoint.ClearField("park_time")
+async def _stop(*tasks: asyncio.Task[object]) -> None:
+    """Cancel tasks and wait until they have ended, whatever with; one that does not obey is left behind.
 
-
-async def _stop(task: asyncio.Task[object] | asyncio.Task[StopReason.ValueType] | asyncio.Task[list[str]]) -> None:
-    """Cancel a task and wait until it has ended, whatever it ended with; one that does not obey is left behind."""
-    if not task.done():
+    All are cancelled before the first wait, for that may be where the one who waits is cancelled in turn.
+    """
+    for task in tasks:
         task.cancel()
-        await asyncio.wait({task}, timeout=_STOP_TIMEOUT)
-    if not task.done():
-        log.error("task %s ignores its cancellation and is left behind", task.get_name())
-    elif not task.cancelled():
-        task.exception()
-
-
-def _copy(run: Run) -> Run:
-    copied = Run()
-    copied.CopyFrom(run)
-    return copied
+    if waiting := {task for task in tasks if not task.done()}:
+        await asyncio.wait(waiting, timeout=_STOP_TIMEOUT)
+    for task in tasks:
+        if not task.done():
+            log.error("task %s ignores its cancellation and is left behind", task.get_name())
+        elif not task.cancelled():
+            task.exception()

@@ -1,7 +1,8 @@
 """What an adversary is: agents that behave as badly as they can, and how their run must end all the same.
 
-The table is in the modules beside this one (``adversaries_loops``, ``_tools``, ``_models``, ``_hooks``,
-``_teams``); ``test_adversaries`` plays it. Every entry makes its agents anew, so that no play sees another's state.
+The table is in the modules beside this one (``adversaries_loops``, ``_tools``, ``_results``, ``_models``,
+``_hooks``, ``_teams``); ``test_adversaries`` plays it. Every entry makes its agents anew, so that no play sees
+the state of another.
 """
 
 import asyncio
@@ -103,9 +104,9 @@ def agent(
     )
 
 
-def says(*items: dict[str, object], **when: object) -> dict[str, object]:
+def says(*items: Mapping[str, object], **when: object) -> dict[str, object]:
     """Return a turn."""
-    return {"when": when, "say": list(items)}
+    return {"when": when, "say": [dict(item) for item in items]}
 
 
 def calls(name: str, *, when: Mapping[str, object] | None = None, raw: str = "", **args: object) -> dict[str, object]:

@@ -36,8 +36,9 @@ def everywhere(error: BaseException, hooks: Sequence[str], *, fail_closed: bool 
         raise error
 
     async def raises_streaming(*_: object) -> AsyncGenerator[ModelChunk, None]:
+        for chunk in list[ModelChunk]():
+            yield chunk
         raise error
-        yield
 
     made = {hook: raises_streaming if hook == "intercept_stream" else raises for hook in hooks}
     return type("Raises", (Interceptor,), made)(fail_closed=fail_closed)  # type: ignore[no-any-return]

@@ -11,15 +11,12 @@ from dualclaw_server.engine.interceptor import Interceptor, RunConfig
 from dualclaw_server.engine.outcome import End, Fail
 from dualclaw_server.engine.tool import ToolContext, tool
 from dualclaw_server.engine.trace import Trace
+from dualclaw_server.models.scripted import ScriptedModel
 
 from .adversaries import END, QUICK, Adversary, Entry, Traps, agent, calls, says
 from .conftest import echo, scripted
 
 BELOW = Limits(max_steps=3, wall_time=15)
-
-
-def _begun(events: Sequence[EngineEvent]) -> int:
-    return len({event.step.index for event in events if event.WhichOneof("payload") == "step"})
 
 
 class Mirrors(Interceptor):
@@ -113,7 +110,7 @@ def handing_over_in_circles(_: Traps) -> Adversary:
     return Adversary([one, other], [], "step_limit", codes=["tool.failed"])
 
 
-def _to(name: str) -> "scripted.__class__":  # type: ignore[name-defined]
+def _to(name: str) -> ScriptedModel:
     return scripted(
         says({"text": "fine"}, user="^next$"),
         says({"text": "So."}, tools=False),

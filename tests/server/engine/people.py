@@ -144,7 +144,7 @@ async def next_segment(engine: Engine, asked: Asked) -> Asked:
 async def check(store: RunStore, asked: Asked) -> None:
     """Hold a stream against its rules, and what a client gets who attaches anywhere against it."""
     assert check_stream(asked.events) == []
-    for after in range(len(asked.events)):
+    for after in range(0, len(asked.events), 1 + len(asked.events) // 12):
         frames = await store.read(asked.key, after, limit=1 << 30)
         later = [event for frame in frames for event in RunResponse.FromString(frame.body).events]
         assert later[: len(asked.events) - after] == asked.events[after:]

@@ -10,6 +10,7 @@ from dualclaw import (
     StepKind,
     StopReason,
 )
+from dualclaw_server.engine.adopt import MAX_ARGUMENTS
 from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.tool import ToolContext, ToolOutput, ToolRaised, tool
 from dualclaw_server.tools.assistant import calculate
@@ -171,8 +172,9 @@ async def test_results_may_carry_media(open_engine: Opener) -> None:
         ({"call": "ecko", "args": {"text": "x"}}, "tool.unknown", "Tools there are: echo"),
         ({"call": "echo", "args": {"text": 5}}, "tool.bad_arguments", "text: 5 is not of type 'string'"),
         ({"call": "echo", "args": {}}, "tool.bad_arguments", "'text' is a required property"),
-        ({"call": "echo", "raw_args": '{"text": "cut'}, "tool.bad_arguments", "not one JSON object"),
-        ({"call": "echo", "raw_args": "[1]"}, "tool.bad_arguments", "not one JSON object"),
+        ({"call": "echo", "raw_args": '{"text": "cut'}, "tool.bad_arguments", "not one usable JSON object"),
+        ({"call": "echo", "raw_args": "[1]"}, "tool.bad_arguments", "not one usable JSON object"),
+        ({"call": "echo", "args": {"text": "x" * MAX_ARGUMENTS}}, "tool.bad_arguments", f"more than {MAX_ARGUMENTS}"),
     ],
 )
 async def test_calls_that_cannot_run_are_told_to_the_model(

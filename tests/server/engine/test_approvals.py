@@ -7,6 +7,7 @@ import pytest
 
 from dualclaw import DecisionAction, InterruptKind, RunState, StopReason
 from dualclaw.errors import EngineError, FieldError
+from dualclaw_server.engine.adopt import MAX_ARGUMENTS
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.interceptor import Interceptor, Observation, ToolNext, ToolRequest
@@ -186,8 +187,13 @@ async def test_what_cannot_be_an_answer_is_refused_and_changes_nothing(open_engi
         (decide("p1", "respond", response_json="yes"), "response_json", "must be JSON text"),
         (decide("p1", "edit", args_json="[1]"), "args_json", "one object"),
         (decide("p1", "edit", args_json='{"to": 1}'), "args_json", "to: 1 is not of type 'string'"),
+        (
+            decide("p1", "edit", args_json=f'{{"to": "{"x" * MAX_ARGUMENTS}"}}'),
+            "args_json",
+            f"more than {MAX_ARGUMENTS}",
+        ),
         (decide("p1", "edit", args_json='{"to": "x", "by": "y"}'), "args_json", "Additional properties"),
-        (decide("p1", "edit", args_json='{"to": "x"}', remember=2), "remember", "is for APPROVE only"),
+        (decide("p1", "edit", args_json='{"to": "x"}', remember=2), "remember", "is for APPROVE of a tool's call only"),
     ):
         with pytest.raises(FieldError) as wrong:
             await resume(engine, asked.key, decide("p2"), decision)

@@ -29,7 +29,7 @@ from dualclaw.v1 import run_pb2 as dualclaw_dot_v1_dot_run__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dualclaw/checkpoint/v1/checkpoint.proto\x12\x16\x64ualclaw.checkpoint.v1\x1a dualclaw/v1/engine_service.proto\x1a\x17\x64ualclaw/v1/event.proto\x1a\x19\x64ualclaw/v1/message.proto\x1a\x15\x64ualclaw/v1/run.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\tRunRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.dualclaw.v1.RunRequest\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x06 \x01(\t\"\x94\x07\n\nCheckpoint\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12\x0f\n\x07segment\x18\x02 \x01(\x05\x12\x19\n\x11segment_first_seq\x18\x03 \x01(\x05\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12,\n\x05stage\x18\x05 \x01(\x0e\x32\x1d.dualclaw.checkpoint.v1.Stage\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12\x12\n\ntool_calls\x18\x07 \x01(\x05\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dualclaw.v1.Usage\x12\x12\n\nnext_index\x18\t \x01(\x05\x12\x15\n\rnext_position\x18\n \x01(\x05\x12\x30\n\x05\x63\x61lls\x18\x0b \x03(\x0b\x32!.dualclaw.checkpoint.v1.CallState\x12@\n\x07session\x18\x0c \x03(\x0b\x32/.dualclaw.checkpoint.v1.Checkpoint.SessionEntry\x12>\n\x06\x65xtras\x18\r \x03(\x0b\x32..dualclaw.checkpoint.v1.Checkpoint.ExtrasEntry\x12,\n\x0bstop_reason\x18\x0e \x01(\x0e\x32\x17.dualclaw.v1.StopReason\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08strategy\x18\x10 \x01(\t\x12\x12\n\nrecoveries\x18\x11 \x01(\x05\x12\x33\n\tquestions\x18\x12 \x03(\x0b\x32 .dualclaw.checkpoint.v1.Question\x12*\n\x04plan\x18\x13 \x01(\x0b\x32\x1c.dualclaw.checkpoint.v1.Plan\x12\x30\n\x07\x63ontext\x18\x14 \x01(\x0b\x32\x1f.dualclaw.checkpoint.v1.Context\x12\r\n\x05\x61gent\x18\x15 \x01(\t\x12\x11\n\ttransfers\x18\x16 \x01(\x05\x12\x18\n\x10unknown_outcomes\x18\x17 \x03(\t\x12-\n\tpark_time\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a.\n\x0cSessionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfc\x01\n\tCallState\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.dualclaw.v1.ToolCall\x12\x30\n\x05phase\x18\x02 \x01(\x0e\x32!.dualclaw.checkpoint.v1.CallPhase\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x05\x12\x15\n\rbad_arguments\x18\x05 \x01(\t\x12\x31\n\x05\x63hild\x18\x06 \x01(\x0b\x32\".dualclaw.checkpoint.v1.Checkpoint\x12\x1a\n\x12original_args_json\x18\x07 \x01(\t\x12\x11\n\tannounced\x18\x08 \x01(\x08\"\xc8\x01\n\x08Question\x12(\n\x04item\x18\x01 \x01(\x0b\x32\x1a.dualclaw.v1.InterruptItem\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x12\n\x05index\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\'\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x15.dualclaw.v1.Decision\x12\x17\n\x0freject_ends_run\x18\x05 \x01(\x08\x12\x10\n\x08\x61sked_by\x18\x06 \x01(\t\x12\x0f\n\x07settled\x18\x07 \x01(\x08\x42\x08\n\x06_index\"#\n\x04Plan\x12\r\n\x05steps\x18\x01 \x03(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x05\"T\n\x07\x43ontext\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.dualclaw.checkpoint.v1.ContextItem\x12\x15\n\rnext_position\x18\x02 \x01(\x05\"T\n\x0b\x43ontextItem\x12\x14\n\nmessage_id\x18\x01 \x01(\tH\x00\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x14.dualclaw.v1.MessageH\x00\x42\x06\n\x04item\"\x82\x01\n\x06Signal\x12\x36\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32$.dualclaw.checkpoint.v1.CancelSignalH\x00\x12\x36\n\x06resume\x18\x02 \x01(\x0b\x32$.dualclaw.checkpoint.v1.ResumeSignalH\x00\x42\x08\n\x06signal\"\xa4\x01\n\x0cResumeSignal\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.dualclaw.v1.Decision\x12/\n\rhistory_edits\x18\x02 \x03(\x0b\x32\x18.dualclaw.v1.HistoryEdit\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\"A\n\x0c\x43\x61ncelSignal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t*`\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_REASON\x10\x01\x12\r\n\tSTAGE_ACT\x10\x02\x12\r\n\tSTAGE_END\x10\x03\x12\x10\n\x0cSTAGE_REVIEW\x10\x04*\x87\x01\n\tCallPhase\x12\x1a\n\x16\x43\x41LL_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_PHASE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_PHASE_STARTED\x10\x02\x12\x14\n\x10\x43\x41LL_PHASE_ENDED\x10\x03\x12\x18\n\x14\x43\x41LL_PHASE_SUSPENDED\x10\x04\x42g\n\x1a\x64\x65v.dualclaw.checkpoint.v1P\x01ZGgithub.com/dualclaw/dualclaw-go/gen/dualclaw/checkpoint/v1;checkpointv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dualclaw/checkpoint/v1/checkpoint.proto\x12\x16\x64ualclaw.checkpoint.v1\x1a dualclaw/v1/engine_service.proto\x1a\x17\x64ualclaw/v1/event.proto\x1a\x19\x64ualclaw/v1/message.proto\x1a\x15\x64ualclaw/v1/run.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\tRunRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.dualclaw.v1.RunRequest\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x06 \x01(\t\"\xb9\x08\n\nCheckpoint\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12\x0f\n\x07segment\x18\x02 \x01(\x05\x12\x19\n\x11segment_first_seq\x18\x03 \x01(\x05\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12,\n\x05stage\x18\x05 \x01(\x0e\x32\x1d.dualclaw.checkpoint.v1.Stage\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12\x12\n\ntool_calls\x18\x07 \x01(\x05\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dualclaw.v1.Usage\x12\x12\n\nnext_index\x18\t \x01(\x05\x12\x15\n\rnext_position\x18\n \x01(\x05\x12\x30\n\x05\x63\x61lls\x18\x0b \x03(\x0b\x32!.dualclaw.checkpoint.v1.CallState\x12@\n\x07session\x18\x0c \x03(\x0b\x32/.dualclaw.checkpoint.v1.Checkpoint.SessionEntry\x12>\n\x06\x65xtras\x18\r \x03(\x0b\x32..dualclaw.checkpoint.v1.Checkpoint.ExtrasEntry\x12,\n\x0bstop_reason\x18\x0e \x01(\x0e\x32\x17.dualclaw.v1.StopReason\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08strategy\x18\x10 \x01(\t\x12\x12\n\nrecoveries\x18\x11 \x01(\x05\x12\x33\n\tquestions\x18\x12 \x03(\x0b\x32 .dualclaw.checkpoint.v1.Question\x12*\n\x04plan\x18\x13 \x01(\x0b\x32\x1c.dualclaw.checkpoint.v1.Plan\x12\x30\n\x07\x63ontext\x18\x14 \x01(\x0b\x32\x1f.dualclaw.checkpoint.v1.Context\x12\r\n\x05\x61gent\x18\x15 \x01(\t\x12\x11\n\ttransfers\x18\x16 \x01(\x05\x12\x18\n\x10unknown_outcomes\x18\x17 \x03(\t\x12-\n\tpark_time\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06\x65nding\x18\x19 \x01(\x0b\x32\x1e.dualclaw.checkpoint.v1.Ending\x12\x42\n\x08switches\x18\x1a \x03(\x0b\x32\x30.dualclaw.checkpoint.v1.Checkpoint.SwitchesEntry\x1a.\n\x0cSessionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rSwitchesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01\"\xe0\x02\n\tCallState\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.dualclaw.v1.ToolCall\x12\x30\n\x05phase\x18\x02 \x01(\x0e\x32!.dualclaw.checkpoint.v1.CallPhase\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x05\x12\x15\n\rbad_arguments\x18\x05 \x01(\t\x12\x31\n\x05\x63hild\x18\x06 \x01(\x0b\x32\".dualclaw.checkpoint.v1.Checkpoint\x12\x1a\n\x12original_args_json\x18\x07 \x01(\t\x12\x11\n\tannounced\x18\x08 \x01(\x08\x12\x30\n\x04held\x18\t \x01(\x0b\x32\".dualclaw.checkpoint.v1.HeldResult\x12\x30\n\x07handoff\x18\n \x01(\x0b\x32\x1f.dualclaw.checkpoint.v1.Handoff\"y\n\nHeldResult\x12\'\n\x06result\x18\x01 \x01(\x0b\x32\x17.dualclaw.v1.ToolResult\x12\x30\n\x07handoff\x18\x02 \x01(\x0b\x32\x1f.dualclaw.checkpoint.v1.Handoff\x12\x10\n\x08not_done\x18\x03 \x01(\x08\"\'\n\x07Handoff\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\"h\n\x06\x45nding\x12\x0c\n\x04text\x18\x01 \x01(\t\x12.\n\x0bstop_reason\x18\x02 \x01(\x0e\x32\x17.dualclaw.v1.StopReasonH\x00\x12\x16\n\x0c\x65rror_reason\x18\x03 \x01(\tH\x00\x42\x08\n\x06\x65nding\"\xb7\x01\n\x08Question\x12(\n\x04item\x18\x01 \x01(\x0b\x32\x1a.dualclaw.v1.InterruptItem\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x12\n\x05index\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\'\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x15.dualclaw.v1.Decision\x12\x17\n\x0freject_ends_run\x18\x05 \x01(\x08\x12\x10\n\x08\x61sked_by\x18\x06 \x01(\tB\x08\n\x06_index\"#\n\x04Plan\x12\r\n\x05steps\x18\x01 \x03(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x05\"T\n\x07\x43ontext\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.dualclaw.checkpoint.v1.ContextItem\x12\x15\n\rnext_position\x18\x02 \x01(\x05\"T\n\x0b\x43ontextItem\x12\x14\n\nmessage_id\x18\x01 \x01(\tH\x00\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x14.dualclaw.v1.MessageH\x00\x42\x06\n\x04item\"\x82\x01\n\x06Signal\x12\x36\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32$.dualclaw.checkpoint.v1.CancelSignalH\x00\x12\x36\n\x06resume\x18\x02 \x01(\x0b\x32$.dualclaw.checkpoint.v1.ResumeSignalH\x00\x42\x08\n\x06signal\"\xa4\x01\n\x0cResumeSignal\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.dualclaw.v1.Decision\x12/\n\rhistory_edits\x18\x02 \x03(\x0b\x32\x18.dualclaw.v1.HistoryEdit\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x16\n\x0eparent_span_id\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\"A\n\x0c\x43\x61ncelSignal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t*`\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_REASON\x10\x01\x12\r\n\tSTAGE_ACT\x10\x02\x12\r\n\tSTAGE_END\x10\x03\x12\x10\n\x0cSTAGE_REVIEW\x10\x04*\x87\x01\n\tCallPhase\x12\x1a\n\x16\x43\x41LL_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_PHASE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_PHASE_STARTED\x10\x02\x12\x14\n\x10\x43\x41LL_PHASE_ENDED\x10\x03\x12\x18\n\x14\x43\x41LL_PHASE_SUSPENDED\x10\x04\x42g\n\x1a\x64\x65v.dualclaw.checkpoint.v1P\x01ZGgithub.com/dualclaw/dualclaw-go/gen/dualclaw/checkpoint/v1;checkpointv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,32 +41,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_SESSIONENTRY']._serialized_options = b'8\001'
   _globals['_CHECKPOINT_EXTRASENTRY']._loaded_options = None
   _globals['_CHECKPOINT_EXTRASENTRY']._serialized_options = b'8\001'
-  _globals['_STAGE']._serialized_start=2308
-  _globals['_STAGE']._serialized_end=2404
-  _globals['_CALLPHASE']._serialized_start=2407
-  _globals['_CALLPHASE']._serialized_end=2542
+  _globals['_CHECKPOINT_SWITCHESENTRY']._loaded_options = None
+  _globals['_CHECKPOINT_SWITCHESENTRY']._serialized_options = b'8\001'
+  _globals['_STAGE']._serialized_start=2826
+  _globals['_STAGE']._serialized_end=2922
+  _globals['_CALLPHASE']._serialized_start=2925
+  _globals['_CALLPHASE']._serialized_end=3060
   _globals['_RUNRECORD']._serialized_start=210
   _globals['_RUNRECORD']._serialized_end=353
   _globals['_CHECKPOINT']._serialized_start=356
-  _globals['_CHECKPOINT']._serialized_end=1272
-  _globals['_CHECKPOINT_SESSIONENTRY']._serialized_start=1179
-  _globals['_CHECKPOINT_SESSIONENTRY']._serialized_end=1225
-  _globals['_CHECKPOINT_EXTRASENTRY']._serialized_start=1227
-  _globals['_CHECKPOINT_EXTRASENTRY']._serialized_end=1272
-  _globals['_CALLSTATE']._serialized_start=1275
-  _globals['_CALLSTATE']._serialized_end=1527
-  _globals['_QUESTION']._serialized_start=1530
-  _globals['_QUESTION']._serialized_end=1730
-  _globals['_PLAN']._serialized_start=1732
-  _globals['_PLAN']._serialized_end=1767
-  _globals['_CONTEXT']._serialized_start=1769
-  _globals['_CONTEXT']._serialized_end=1853
-  _globals['_CONTEXTITEM']._serialized_start=1855
-  _globals['_CONTEXTITEM']._serialized_end=1939
-  _globals['_SIGNAL']._serialized_start=1942
-  _globals['_SIGNAL']._serialized_end=2072
-  _globals['_RESUMESIGNAL']._serialized_start=2075
-  _globals['_RESUMESIGNAL']._serialized_end=2239
-  _globals['_CANCELSIGNAL']._serialized_start=2241
-  _globals['_CANCELSIGNAL']._serialized_end=2306
+  _globals['_CHECKPOINT']._serialized_end=1437
+  _globals['_CHECKPOINT_SESSIONENTRY']._serialized_start=1295
+  _globals['_CHECKPOINT_SESSIONENTRY']._serialized_end=1341
+  _globals['_CHECKPOINT_EXTRASENTRY']._serialized_start=1343
+  _globals['_CHECKPOINT_EXTRASENTRY']._serialized_end=1388
+  _globals['_CHECKPOINT_SWITCHESENTRY']._serialized_start=1390
+  _globals['_CHECKPOINT_SWITCHESENTRY']._serialized_end=1437
+  _globals['_CALLSTATE']._serialized_start=1440
+  _globals['_CALLSTATE']._serialized_end=1792
+  _globals['_HELDRESULT']._serialized_start=1794
+  _globals['_HELDRESULT']._serialized_end=1915
+  _globals['_HANDOFF']._serialized_start=1917
+  _globals['_HANDOFF']._serialized_end=1956
+  _globals['_ENDING']._serialized_start=1958
+  _globals['_ENDING']._serialized_end=2062
+  _globals['_QUESTION']._serialized_start=2065
+  _globals['_QUESTION']._serialized_end=2248
+  _globals['_PLAN']._serialized_start=2250
+  _globals['_PLAN']._serialized_end=2285
+  _globals['_CONTEXT']._serialized_start=2287
+  _globals['_CONTEXT']._serialized_end=2371
+  _globals['_CONTEXTITEM']._serialized_start=2373
+  _globals['_CONTEXTITEM']._serialized_end=2457
+  _globals['_SIGNAL']._serialized_start=2460
+  _globals['_SIGNAL']._serialized_end=2590
+  _globals['_RESUMESIGNAL']._serialized_start=2593
+  _globals['_RESUMESIGNAL']._serialized_end=2757
+  _globals['_CANCELSIGNAL']._serialized_start=2759
+  _globals['_CANCELSIGNAL']._serialized_end=2824
 # @@protoc_insertion_point(module_scope)

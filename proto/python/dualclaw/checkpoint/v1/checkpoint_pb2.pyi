@@ -182,6 +182,26 @@ class Checkpoint(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SwitchesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FORMAT_FIELD_NUMBER: _builtins.int
     SEGMENT_FIELD_NUMBER: _builtins.int
     SEGMENT_FIRST_SEQ_FIELD_NUMBER: _builtins.int
@@ -206,6 +226,8 @@ class Checkpoint(_message.Message):
     TRANSFERS_FIELD_NUMBER: _builtins.int
     UNKNOWN_OUTCOMES_FIELD_NUMBER: _builtins.int
     PARK_TIME_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """Format, as in RunRecord."""
     segment: _builtins.int
@@ -274,6 +296,16 @@ class Checkpoint(_message.Message):
     def park_time(self) -> _timestamp_pb2.Timestamp:
         """When the run was parked, UTC; the time until it goes on is not counted as its own."""
 
+    @_builtins.property
+    def ending(self) -> Global___Ending:
+        """How the batch at work ends the run, once the calls at work are through; absent: it does not."""
+
+    @_builtins.property
+    def switches(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """Which switchable interceptors are on in this segment, by "agent/interceptor", as each agent found them; of the
+        whole run, so only at its root.
+        """
+
     def __init__(
         self,
         *,
@@ -301,10 +333,12 @@ class Checkpoint(_message.Message):
         transfers: _builtins.int = ...,
         unknown_outcomes: _abc.Iterable[_builtins.str] | None = ...,
         park_time: _timestamp_pb2.Timestamp | None = ...,
+        ending: Global___Ending | None = ...,
+        switches: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "park_time", b"park_time", "plan", b"plan", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "ending", b"ending", "park_time", b"park_time", "plan", b"plan", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "calls", b"calls", "context", b"context", "extras", b"extras", "format", b"format", "model_calls", b"model_calls", "next_index", b"next_index", "next_position", b"next_position", "park_time", b"park_time", "plan", b"plan", "questions", b"questions", "recoveries", b"recoveries", "segment", b"segment", "segment_first_seq", b"segment_first_seq", "session", b"session", "stage", b"stage", "start_time", b"start_time", "stop_reason", b"stop_reason", "strategy", b"strategy", "tool_calls", b"tool_calls", "trace_id", b"trace_id", "transfers", b"transfers", "unknown_outcomes", b"unknown_outcomes", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "calls", b"calls", "context", b"context", "ending", b"ending", "extras", b"extras", "format", b"format", "model_calls", b"model_calls", "next_index", b"next_index", "next_position", b"next_position", "park_time", b"park_time", "plan", b"plan", "questions", b"questions", "recoveries", b"recoveries", "segment", b"segment", "segment_first_seq", b"segment_first_seq", "session", b"session", "stage", b"stage", "start_time", b"start_time", "stop_reason", b"stop_reason", "strategy", b"strategy", "switches", b"switches", "tool_calls", b"tool_calls", "trace_id", b"trace_id", "transfers", b"transfers", "unknown_outcomes", b"unknown_outcomes", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +358,8 @@ class CallState(_message.Message):
     CHILD_FIELD_NUMBER: _builtins.int
     ORIGINAL_ARGS_JSON_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
     phase: Global___CallPhase.ValueType
     """How far it is."""
     index: _builtins.int
@@ -344,6 +380,14 @@ class CallState(_message.Message):
     def child(self) -> Global___Checkpoint:
         """State of the sub-agent that this call runs; its indexes, positions and questions are kept at the root."""
 
+    @_builtins.property
+    def held(self) -> Global___HeldResult:
+        """What came of it, while people are asked about that; the tool is not run again then. Absent: nothing is held back."""
+
+    @_builtins.property
+    def handoff(self) -> Global___Handoff:
+        """What it does besides giving its result, once its whole batch is through; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -355,14 +399,108 @@ class CallState(_message.Message):
         child: Global___Checkpoint | None = ...,
         original_args_json: _builtins.str = ...,
         announced: _builtins.bool = ...,
+        held: Global___HeldResult | None = ...,
+        handoff: Global___Handoff | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "child", b"child"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "child", b"child", "handoff", b"handoff", "held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "bad_arguments", b"bad_arguments", "call", b"call", "child", b"child", "index", b"index", "original_args_json", b"original_args_json", "phase", b"phase", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "bad_arguments", b"bad_arguments", "call", b"call", "child", b"child", "handoff", b"handoff", "held", b"held", "index", b"index", "original_args_json", b"original_args_json", "phase", b"phase", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
+
+@_typing.final
+class HeldResult(_message.Message):
+    """What came of a call, before anybody is told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    NOT_DONE_FIELD_NUMBER: _builtins.int
+    not_done: _builtins.bool
+    """True: it is certain that nothing happened."""
+    @_builtins.property
+    def result(self) -> _message_pb2.ToolResult:
+        """The result."""
+
+    @_builtins.property
+    def handoff(self) -> Global___Handoff:
+        """What it does besides; absent: nothing."""
+
+    def __init__(
+        self,
+        *,
+        result: _message_pb2.ToolResult | None = ...,
+        handoff: Global___Handoff | None = ...,
+        not_done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "not_done", b"not_done", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldResult: _TypeAlias = HeldResult  # noqa: Y015
+
+@_typing.final
+class Handoff(_message.Message):
+    """What a call does besides giving its result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"transfer": another agent takes over; "exit": the run ends."""
+    target: _builtins.str
+    """Name of the agent, or the answer the run ends with."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handoff: _TypeAlias = Handoff  # noqa: Y015
+
+@_typing.final
+class Ending(_message.Message):
+    """How a run ends before its agent is through."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    STOP_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The words it ends with: an answer, or what the error says."""
+    stop_reason: _event_pb2.StopReason.ValueType
+    """Well, for this reason."""
+    error_reason: _builtins.str
+    """Badly: name of an ErrorReason, without its prefix."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        stop_reason: _event_pb2.StopReason.ValueType = ...,
+        error_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "error_reason", b"error_reason", "stop_reason", b"stop_reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "error_reason", b"error_reason", "stop_reason", b"stop_reason", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_ending: _TypeAlias = _typing.Literal["stop_reason", "error_reason"]  # noqa: Y015
+    _WhichOneofArgType_ending: _TypeAlias = _typing.Literal["ending", b"ending"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_ending) -> _WhichOneofReturnType_ending | None: ...
+
+Global___Ending: _TypeAlias = Ending  # noqa: Y015
 
 @_typing.final
 class Question(_message.Message):
@@ -376,7 +514,6 @@ class Question(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     REJECT_ENDS_RUN_FIELD_NUMBER: _builtins.int
     ASKED_BY_FIELD_NUMBER: _builtins.int
-    SETTLED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call it is about; empty: the run itself."""
     index: _builtins.int
@@ -385,8 +522,6 @@ class Question(_message.Message):
     """True: a rejection ends the run instead of being told to the model."""
     asked_by: _builtins.str
     """Interceptor or tool that asked, for people who debug and for who asked to find its answer."""
-    settled: _builtins.bool
-    """True once the answer was acted on."""
     @_builtins.property
     def item(self) -> _event_pb2.InterruptItem:
         """The question as it was shown; its id is unique within the run."""
@@ -404,11 +539,10 @@ class Question(_message.Message):
         decision: _run_pb2.Decision | None = ...,
         reject_ends_run: _builtins.bool = ...,
         asked_by: _builtins.str = ...,
-        settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "decision", b"decision", "index", b"index", "item", b"item"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "asked_by", b"asked_by", "call_id", b"call_id", "decision", b"decision", "index", b"index", "item", b"item", "reject_ends_run", b"reject_ends_run", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "asked_by", b"asked_by", "call_id", b"call_id", "decision", b"decision", "index", b"index", "item", b"item", "reject_ends_run", b"reject_ends_run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
     _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
