@@ -245,7 +245,13 @@ class Segment:
     async def fail(self, error: EngineError) -> None:
         """End the run with error; what was shown stays, in the stream and in the conversation."""
         self._abandon(self.texts.failed)
-        diagnosis = masked(self.scope, diagnosis_of(error))
+        await self._fail(masked(self.scope, diagnosis_of(error)), error)
+
+    async def fail_plainly(self, error: EngineError) -> None:
+        """End the run with an error of the engine's own and nothing else, when closing its turn is what fails."""
+        await self._fail(diagnosis_of(error), error)
+
+    async def _fail(self, diagnosis: Diagnosis, error: EngineError) -> None:
         self.writer.event(make_error(diagnosis.summary, diagnosis=diagnosis))
         self._run.error.message = diagnosis.summary
         self._run.error.diagnosis.CopyFrom(diagnosis)

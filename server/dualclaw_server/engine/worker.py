@@ -6,7 +6,7 @@ Rules
 - The work item is acknowledged only after this worker's own terminal frame. In every other case it is put
   back: when the agent is not here, when the state is newer than this engine, when the store fails, when the
   process drains. Only to cancel a run its agent is not needed: it may be gone for good.
-- A run that has been recovered MAX_RECOVERIES times takes its worker down every time; it is failed.
+- A run that has been recovered MAX_RECOVERIES times takes its worker down every time; it is failed, whatever fails.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Worker:
             await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             return
         if segment.trace.checkpoint.recoveries > MAX_RECOVERIES:
-            await segment.fail(EngineError("INTERNAL", "The run was given up after too many restarts of its engine."))
+            await _give_up(segment)
             return
         if begins or questions.open_items(segment.trace.checkpoint) or resumes_in(loaded.unread):
             await take_answers(segment, self._store)
@@ -303,6 +303,18 @@ async def _time_up(segment: Segment, shaped: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left):
                 await shaped.wait()
+
+
+async def _give_up(segment: Segment) -> None:
+    """End a run that takes every worker down, in the plainest way if the usual one does it."""
+    error = EngineError("INTERNAL", "The run was given up after too many restarts of its engine.")
+    try:
+        await segment.fail(error)
+    except StoreError:
+        raise
+    except Exception:
+        log.exception("run %s cannot even be failed; its turn stays as it is", segment.trace.key.run_id)
+        await segment.fail_plainly(error)
 
 
 async def _work_agents(segment: Segment, shaped: asyncio.Event) -> StopReason.ValueType:

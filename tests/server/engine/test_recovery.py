@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 import pytest
 
@@ -12,6 +13,7 @@ from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import FORMAT, Checkpoint
 from dualclaw_server.engine.runner import Runner
 from dualclaw_server.engine.store import Created, Frame, RunKey, RunStore
+from dualclaw_server.engine.texts import TEXTS, Texts
 from dualclaw_server.engine.tool import Effect, Lookup, Tool, tool
 from dualclaw_server.stores.memory import MemoryStore
 
@@ -237,6 +239,37 @@ async def test_a_run_that_takes_every_worker_down_is_given_up(store: RunStore) -
         asked = await engine.read(started)
     assert "too many restarts" in asked.last.error.message
     assert asked.last.error.diagnosis.code == "internal"
+
+
+class Mute(Texts):
+    """Words of the engine, without the one that closes a failed turn."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "failed":
+            raise RuntimeError("no words")
+        return super().__getattribute__(name)
+
+
+class Wordless(Agent):
+    """An agent whose failed turns cannot be closed, as only a fault of the engine's own could make one."""
+
+    @property
+    def texts(self) -> Texts:
+        return Mute(**asdict(TEXTS["en"]))
+
+
+async def test_a_run_that_cannot_even_be_failed_ends_all_the_same(store: RunStore) -> None:
+    """When closing its turn takes every worker down, the run still gets its one error event and is FAILED."""
+    async with at_work(store, Agent("a"), HANG) as engine:
+        started = await engine.start("go")
+        await engine.wait_for(started.head.key, bool)
+    checkpoint = Checkpoint.FromString((await store.load(started.head.key)).checkpoint)
+    checkpoint.recoveries = worker_module.MAX_RECOVERIES
+    await append_raw(store, started.head.key, checkpoint.SerializeToString())
+    async with at_work(store, Wordless("a"), HANG) as engine:
+        asked = await engine.read(started)
+    assert asked.last.error.diagnosis.code == "internal"
+    assert (await store.head(started.head.key)).state == RunState.RUN_STATE_FAILED
 
 
 async def test_a_cancel_that_came_while_nobody_worked_is_obeyed(store: RunStore) -> None:
