@@ -28,24 +28,24 @@ async def test_appends_of_many_runs_share_one_transaction(sqlite, make, writer):
 
 async def test_text_frames_gather_but_the_first_after_a_quiet_time_goes_at_once(tmp_path, make, writer):
     """Streams share commits; a lone frame does not wait for others."""
-    store = SqliteStore(tmp_path / "runs.db", gather=0.2)
+    store = SqliteStore(tmp_path / "runs.db", gather=1.0)
     await store.open()
     await store.create(make.new("r1"))
     log = writer(store, make.key("r1"))
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(1.1)
     began, before = time.monotonic(), store.commits
     await log.add()
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.6
     sent = []
     for _ in range(10):
         sent.append(log.send())
         await asyncio.sleep(0.005)
     await asyncio.gather(*sent)
     assert store.commits - before == 2
-    assert time.monotonic() - began > 0.15
+    assert time.monotonic() - began > 0.7
     began = time.monotonic()
     await log.add(durable=True)
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.6
     await store.close()
 
 
