@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC
 from typing import cast
 
@@ -216,8 +216,17 @@ def waiting_diagnosis(item: InterruptItem, texts: Texts) -> Diagnosis:
 
 
 def remembered_name(scope: RememberScope.ValueType, conversation_id: str, agent: str, tool: str) -> str:
-    """Return the name under which an approval is remembered for a conversation or the tenant."""
-    place = conversation_id if scope == RememberScope.REMEMBER_SCOPE_CONVERSATION else "*"
+    """Return the name under which an approval is remembered for a conversation or the tenant.
+
+    Raises ValueError for any other scope: what nobody has checked must not come to hold for everybody.
+    """
+    match scope:
+        case RememberScope.REMEMBER_SCOPE_CONVERSATION:
+            place = conversation_id
+        case RememberScope.REMEMBER_SCOPE_TENANT:
+            place = "*"
+        case _:
+            raise ValueError(f"scope {scope} remembers nothing")
     return f"approvals/{place}/{agent}/{tool}"
 
 
@@ -234,5 +243,19 @@ def _edit(root: Trace, question: Question) -> None:
         if state.call.id == question.call_id:
             call = Call(root, state, None)
             if call.open:
-                call.change(parse_args(question.decision.args_json))
+                edited = parse_args(question.decision.args_json)
+                call.change(_unmasked(edited, parse_args(question.item.args_json), dict(call.args)))
                 question.decision.args_hash = call.args_hash
+
+
+def _unmasked(edited: dict[str, object], shown: Mapping[str, object], real: Mapping[str, object]) -> dict[str, object]:
+    """Return edited arguments in which whatever was left as it was shown is what it really is."""
+    return {name: _left(value, shown.get(name), real.get(name)) for name, value in edited.items()}
+
+
+def _left(edited: object, shown: object, real: object) -> object:
+    if isinstance(edited, dict) and isinstance(shown, dict) and isinstance(real, dict):
+        return _unmasked(edited, shown, real)
+    if isinstance(edited, list) and isinstance(shown, list) and isinstance(real, list) and len(edited) == len(shown):
+        return [_left(*values) for values in zip(edited, shown, real, strict=False)]
+    return real if isinstance(edited, str) and edited == shown else edited

@@ -83,7 +83,9 @@ def checked_decisions(
         if item is not None:
             for name, problem in _problems(decision, item, agents):
                 wrong[f"{field}.{name}"] = problem
-        if given.remember == RememberScope.REMEMBER_SCOPE_TENANT and "operator" not in caller.roles:
+        if given.remember not in RememberScope.values():
+            wrong[f"{field}.remember"] = f"{given.remember} is no value of this enum"
+        elif given.remember == RememberScope.REMEMBER_SCOPE_TENANT and "operator" not in caller.roles:
             raise EngineError("PERMISSION_DENIED", "Remembering an approval for the tenant needs the role operator.")
         made.append(decision)
     if wrong:

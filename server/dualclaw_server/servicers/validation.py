@@ -14,9 +14,11 @@ from dualclaw import (
     BusyPolicy,
     CancelRequest,
     ContentPart,
+    DecisionAction,
     DisconnectPolicy,
     ListRunsRequest,
     Media,
+    RememberScope,
     ResumeRequest,
     RetryMode,
     Role,
@@ -205,6 +207,8 @@ def resume_request(request: ResumeRequest) -> None:
     for number, decision in enumerate(request.decisions[:MAX_PARTS]):
         field = f"decisions[{number}]"
         faults.text(f"{field}.interrupt_id", decision.interrupt_id, MAX_INTERRUPT_ID, required=True)
+        faults.enum(f"{field}.action", decision.action, DecisionAction)
+        faults.enum(f"{field}.remember", decision.remember, RememberScope)
         if len(decision.comment.encode()) > MAX_REASON:
             faults.add(f"{field}.comment", f"has more than {MAX_REASON} bytes")
         for name in ("args_json", "response_json"):

@@ -3,14 +3,17 @@
 import pytest
 
 from dualclaw import RememberScope, StopReason
+from dualclaw.errors import FieldError
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.interceptor import Interceptor
+from dualclaw_server.engine.questions import remembered_name
 from dualclaw_server.engine.trace import Trace
 from dualclaw_server.interceptors.hitl import HitlInterceptor, Opinion, Policy
+from dualclaw_server.interceptors.sanitizer import ToolSanitizerInterceptor
 
 from .conftest import CALLER, Opener, turn
-from .people import ANNA, DONE, Ledger, answer, asks, checkpoint_of, decide, ids, open_items, pay
+from .people import ANNA, DONE, Ledger, answer, asks, checkpoint_of, decide, ids, open_items, pay, resume
 
 CONVERSATION, TENANT = RememberScope.REMEMBER_SCOPE_CONVERSATION, RememberScope.REMEMBER_SCOPE_TENANT
 FINISHED = StopReason.STOP_REASON_FINISHED
@@ -150,3 +153,31 @@ async def test_a_remembered_approval_is_saved_with_the_answer(open_engine: Opene
     kept = await engine.store.get("tenant", f"kept/approvals/{asked.conversation_id}/a/pay")
     assert kept is not None
     assert b'"approver": "anna"' in kept[0]
+
+
+@pytest.mark.parametrize("scope", [4, 9, -1])
+async def test_a_scope_nobody_knows_remembers_nothing(open_engine: Opener, scope: int) -> None:
+    """A number that is no value of the enum is refused, so that a user's yes never comes to hold for the tenant."""
+    ledger = Ledger()
+    engine = await open_engine(Agent("a", tools=[ledger.tool()], interceptors=[asks()]), turn(0, pay("p1")), DONE)
+    asked = await engine.ask("go")
+    with pytest.raises(FieldError) as refused_:
+        await resume(engine, asked.key, decide("p1", remember=scope), caller=ANNA)
+    assert list(refused_.value.fields) == ["decisions[0].remember"]
+    with pytest.raises(ValueError, match="remembers nothing"):
+        remembered_name(scope, "c", "a", "pay")  # type: ignore[arg-type]  # what the type forbids may come from the wire
+    assert ledger.entries == []
+
+
+async def test_what_was_left_masked_in_an_edit_stays_what_it_is(open_engine: Opener) -> None:
+    """People edit what they see; a value they leave as it was shown runs as it really is, never as its mask."""
+    ledger = Ledger()
+    agent = Agent("a", tools=[ledger.tool()], interceptors=[asks(), ToolSanitizerInterceptor()])
+    secret = "password=hunter2"
+    engine = await open_engine(agent, turn(0, pay("p1", secret), pay("p2", secret)), DONE)
+    asked = await engine.ask("go")
+    shown = '{"to": "password=[masked:password]"'
+    assert open_items(asked)[0].args_json == shown + "}"
+    left, changed = shown + ', "amount": 7}', '{"to": "anna"}'
+    await answer(engine, asked, decide("p1", "edit", args_json=left), decide("p2", "edit", args_json=changed))
+    assert ledger.entries == [("pay", {"to": secret, "amount": 7}), ("pay", {"to": "anna", "amount": 1})]

@@ -9,6 +9,7 @@ from dualclaw import (
     CancelRequest,
     GetRunRequest,
     InterruptItem,
+    RememberScope,
     ResumeRequest,
     RunRequest,
     RunState,
@@ -103,6 +104,9 @@ async def test_resume_streams_the_segment_its_answers_begin(bench: Bench) -> Non
     request.decisions.add(interrupt_id="i", comment="x" * 10_000)
     assert await _resume_code(bench, request) == grpc.StatusCode.INVALID_ARGUMENT
     request.decisions[0].comment = ""
+    request.decisions[0].remember = 9  # type: ignore[assignment]  # no value of the enum, as the wire allows
+    assert await _resume_code(bench, request) == grpc.StatusCode.INVALID_ARGUMENT
+    request.decisions[0].remember = RememberScope.REMEMBER_SCOPE_CALL
     assert await _resume_code(bench, request) == grpc.StatusCode.NOT_FOUND
     key = await bench.new_run()
     request.run_id = key.run_id

@@ -661,13 +661,13 @@ class InterruptItem(_message.Message):
     tool_name: _builtins.str
     """Tool that waits; empty for a question of the agent itself."""
     args_json: _builtins.str
-    """Arguments it would run with, canonical JSON text of one object, or empty."""
+    """Arguments it would run with, canonical JSON text of one object, or empty; credentials in them are masked."""
     prompt: _builtins.str
     """What to ask the person."""
     response_schema_json: _builtins.str
     """JSON schema of response_json of a RESPOND answer; empty: any text."""
     args_hash: _builtins.str
-    """Hash of the final arguments; an answer may name it to be sure of what it approves."""
+    """Opaque hash of the final arguments, unmasked; an answer may name it to be sure of what it approves."""
     @_builtins.property
     def allowed_actions(self) -> _containers.RepeatedScalarFieldContainer[Global___DecisionAction.ValueType]:
         """Answers that will be accepted."""
@@ -678,7 +678,7 @@ class InterruptItem(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the question expires; absent: never."""
+        """When the question expires and counts as rejected, or skipped if it cannot be rejected; absent: never."""
 
     def __init__(
         self,

@@ -357,15 +357,17 @@ class Decision(_message.Message):
     action: _event_pb2.DecisionAction.ValueType
     """The answer."""
     args_json: _builtins.str
-    """With EDIT: the new arguments, JSON text of one object."""
+    """With EDIT: the new arguments, JSON text of one object, at most 256 KiB. A value that is left as the question
+    showed it, masked, stays what it really is.
+    """
     response_json: _builtins.str
-    """With RESPOND: the answer, JSON text."""
+    """With RESPOND: the answer, JSON text, at most 256 KiB."""
     comment: _builtins.str
-    """A remark for the record and the model."""
+    """A remark for the record and the model, at most 4,096 bytes."""
     approver: _builtins.str
     """Output only: the authenticated subject who decided."""
     remember: Global___RememberScope.ValueType
-    """How long the answer holds; unspecified: this call."""
+    """How long the answer holds, with APPROVE of a tool call only; unspecified: this call. TENANT needs role operator."""
     args_hash: _builtins.str
     """If set it must match the item's args_hash."""
     def __init__(
@@ -611,7 +613,7 @@ class InterceptorInfo(_message.Message):
     order: _builtins.int
     """Place: lower is outer and comes first."""
     enabled: _builtins.bool
-    """Whether it takes part in runs that start now."""
+    """Whether it takes part in segments that begin now: new runs, and parked ones that go on."""
     switchable: _builtins.bool
     """Whether a caller may switch it."""
     def __init__(
