@@ -182,6 +182,11 @@ class Chat:
         await self.page.keyboard.type(text)
         await self.page.keyboard.press("Enter")
 
+    async def reload(self) -> None:
+        """Reload the page once its address names the conversation, which a busy machine may take a moment for."""
+        await self.page.wait_for_function("location.hash.length > 1")
+        await self.page.reload()
+
     async def over(self) -> None:
         """Wait until nothing runs and the newest answer is complete."""
         await expect(self.page.locator("#send")).to_be_visible()

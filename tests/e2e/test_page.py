@@ -106,7 +106,7 @@ async def test_markup_in_what_anybody_wrote_is_text(chat: Chat) -> None:
         made = chat.page.locator("#turns, #conversations, #title").locator("img, script, b, i, u, s, a, [onclick]")
         await expect(made).to_have_count(0)
         assert await chat.page.title() == "dualclaw"
-        await chat.page.reload()
+        await chat.reload()
         await expect(chat.text).to_contain_text(MARKUP)
 
 
@@ -120,7 +120,7 @@ async def test_stop_ends_the_run_and_keeps_its_text(chat: Chat) -> None:
     assert await chat.shown() == "So far, so"
     assert [run["state"] for run in await chat.runs()] == ["RUN_STATE_CANCELLED"]
     await expect(chat.page.locator("#question")).to_be_focused()
-    await chat.page.reload()
+    await chat.reload()
     await expect(chat.turn.locator(".foot")).to_contain_text("Stopped")
     assert await chat.shown() == "So far, so"
     await chat.ask("more")
@@ -179,7 +179,7 @@ async def test_a_run_is_found_again_after_a_reload(chat: Chat) -> None:
     await chat.ask("survey")
     await expect(chat.step("survey")).to_have_class("start")
     await expect(chat.conversation("survey")).to_contain_text("in progress")
-    await chat.page.reload()
+    await chat.reload()
     await expect(chat.step("survey")).to_have_class("start")
     other = await chat.other()
     await other.conversation("survey").locator(".open").click()
@@ -195,7 +195,7 @@ async def test_a_run_is_found_again_after_a_reload(chat: Chat) -> None:
         await expect(one.conversation("survey")).not_to_contain_text("in progress")
     live = await chat.page.locator("#turns").inner_text()
     assert await other.page.locator("#turns").inner_text() == live
-    await chat.page.reload()
+    await chat.reload()
     await expect(chat.text).to_contain_text(LONG[-20:])
     assert await chat.page.locator("#turns").inner_text() == live
 
@@ -236,7 +236,7 @@ async def test_a_failure_is_told_and_stays_told(chat: Chat) -> None:
     await chat.ask("fail")
     await chat.over()
     await expect(chat.turn.get_by_role("alert")).to_contain_text("The key is not valid.")
-    await chat.page.reload()
+    await chat.reload()
     await expect(chat.turn.locator(".finding")).to_contain_text("The key is not valid.")
     await expect(chat.text).to_have_text("It begins.")
 

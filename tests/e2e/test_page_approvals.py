@@ -62,7 +62,7 @@ async def test_an_approval_is_given_on_its_card_and_the_answer_goes_on_below(cha
     await expect(chat.step("note").locator(".brief")).to_contain_text(f"number: {BIG}")
     assert await chat.turn.locator(".answer").all_text_contents() == ["One moment.", "Result: noted milk"]
     assert noted(chat) == [f"milk {BIG}"]
-    await chat.page.reload()
+    await chat.reload()
     await expect(chat.text).to_contain_text("Result: noted milk")
     await expect(chat.step("note").locator(".brief")).to_contain_text(f"number: {BIG}")
 
@@ -71,7 +71,7 @@ async def test_a_question_is_still_there_after_a_reload_and_in_another_tab(chat:
     """Reloaded, the card is back; decided in one tab, both go on and show the same."""
     await chat.ask("note")
     await expect(card(chat)).to_be_visible()
-    await chat.page.reload()
+    await chat.reload()
     await expect(card(chat)).to_contain_text("May this be noted?")
     other = await chat.other()
     await other.conversation("note").locator(".open").click()
