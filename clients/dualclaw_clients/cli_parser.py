@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     agents = command("agents", "List agents with their interceptors, or show one.", lines)
     agents.add_argument("name", type=clean, nargs="?", default="", metavar="NAME")
 
-    switch = command("interceptor", "Switch an interceptor of an agent for every run that starts from now on.")
+    switch = command("interceptor", "Switch an interceptor of an agent for runs that begin or go on from now on.")
     switch.add_argument("agent", type=clean, metavar="AGENT")
     switch.add_argument("name", type=clean, metavar="INTERCEPTOR")
     switch.add_argument("state", choices=("on", "off"), metavar="on|off")
