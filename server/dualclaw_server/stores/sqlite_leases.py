@@ -155,7 +155,10 @@ class Heart:
                 stalled = True
                 continue
             stalled = False
-            self._loop.call_soon_threadsafe(self._tick)
+            try:
+                self._loop.call_soon_threadsafe(self._tick)
+            except RuntimeError:  # the loop was closed under us: nobody works on these runs any more
+                break
             if claims:
                 self._beat(claims)
         self._connection.close()

@@ -11,7 +11,7 @@ from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.interceptor import Interceptor, Prompt
 from dualclaw_server.engine.model import ModelResponse
 from dualclaw_server.engine.outcome import Ask, Suspend
-from dualclaw_server.engine.store import Frame, RunStore
+from dualclaw_server.engine.store import Frame, RunKey, RunStore
 from dualclaw_server.engine.trace import Trace
 from dualclaw_server.stores.memory import MemoryStore
 from dualclaw_server.stores.sqlite import SqliteStore
@@ -178,6 +178,13 @@ async def test_switches_hold_for_a_segment_even_over_a_crash(store: RunStore) ->
     assert gates.calls == 2
 
 
+async def claimed(store: RunStore, key: RunKey, *, epoch: int) -> None:
+    """Wait until the store knows that the run has been claimed so many times: the claim goes with its first frame."""
+    async with asyncio.timeout(10):
+        while (await store.load(key)).head.epoch < epoch:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_run_that_this_very_process_lost_and_took_anew_can_still_be_cancelled(tmp_path: Path) -> None:
     """A clock that jumps ends a lease; the old work is fenced off, and its end takes nothing from the new one."""
     ahead = 0.0
@@ -188,9 +195,11 @@ async def test_a_run_that_this_very_process_lost_and_took_anew_can_still_be_canc
     async with at_work_with(store, agents, {"say": [{"text": "first"}]}) as engine:
         started = await engine.start("go")
         await asyncio.wait_for(gates.reached[0].wait(), 10)
+        await claimed(store, started.head.key, epoch=1)
         ahead = 3600.0
         await engine.ask("wake up", agent="other")
         await asyncio.wait_for(gates.reached[1].wait(), 10)
+        await claimed(store, started.head.key, epoch=2)
         gates.gates[0].set()
         await asyncio.wait_for(gates.ended.wait(), 10)
         await asyncio.sleep(0.2)  # the rest of the old work; were it slower, this test would only see less
