@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXTRAS = ("server", "web", "im", "mcp")
+EXTRAS = ("server", "web", "im", "mcp", "nats")
 
 
 def lock(name: str, *arguments: str) -> None:

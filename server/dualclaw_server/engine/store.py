@@ -16,7 +16,8 @@ where crashes hurt. Rules every implementation keeps:
 
 StoreError
   Fenced        another writer owns the log; this one must stop and write nothing more
-  Ambiguous     it is unknown whether the append was stored; read the tail to find out
+  Ambiguous     it is unknown whether the append was stored, and the store could not find out: it has read the
+                tail, where its own frame would mean success, the same version another try, anything else Fenced
   Full          no room; nothing was stored
   Unavailable   the store does not answer; nothing was stored
 """
@@ -235,6 +236,41 @@ class Loaded:
     unread: tuple[InboxSignal, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """What an operator sees of a stored frame; its events are read like everybody else's."""
+
+    first_seq: int
+    count: int
+    epoch: int
+    state: RunState.ValueType
+    durable: bool
+    size: int
+    """Bytes of its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What an operator sees of a run: where it stands, who works on it, and what it waits for."""
+
+    head: Head
+    record: bytes
+    checkpoint: bytes
+    frames: tuple[FrameInfo, ...]
+    """The newest 1,000 that are kept, oldest first; those without events are not kept by every store."""
+    unread: tuple[InboxSignal, ...]
+    waiting: bool
+    """True when it has a work item: somebody works on it, or will."""
+    worker: str
+    """Name of the process that works on it; empty: none does."""
+    deliveries: int
+    """How often its work item was delivered."""
+    ready_time: float
+    """Held: end of the lease. Else: when its work item may be claimed. Seconds since the epoch; 0: no work item."""
+    timers: tuple[float, ...]
+    """When it will be woken by time, seconds since the epoch, soonest first."""
+
+
 class Claim(Protocol):
     """A work item in hand: the lease on a run. Heartbeats go on by themselves until ``ack`` or ``nak``.
 
@@ -353,6 +389,23 @@ class RunStore(Protocol):
         page_token: str,
     ) -> Page[Run]:
         """List runs, newest first. An unreadable page_token is INVALID_REQUEST."""
+
+    async def inspect(self, key: RunKey) -> Inspection:
+        """Return what an operator wants to know of a run. Raises EngineError UNKNOWN_RUN."""
+
+    async def release(self, key: RunKey) -> bool:
+        """Take the run from whoever works on it and deliver its work item anew at once, back-off or not.
+
+        The holder's claim is lost; what it still writes is fenced once the next holder has claimed. Returns whether
+        there was a work item. Raises EngineError UNKNOWN_RUN.
+        """
+
+    async def compact(self, before: float, limit: int = 100) -> int:
+        """Drop the frames of final runs that came to rest before that time (seconds since the epoch); parked runs are
+        never touched by age. Their record, messages and request ids stay; ``Head.kept_from`` says what is gone.
+
+        Handles at most ``limit`` runs, of all tenants, the oldest first, and returns how many it compacted.
+        """
 
     async def delete(self, key: RunKey) -> None:
         """Purge a run's log and record; unknown is fine. Messages stay until their conversation is deleted."""

@@ -156,6 +156,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A fault of the engine itself. Status INTERNAL.
     Example: An exception nobody foresaw; its text goes to the log, not to the client.
     """
+    ERROR_REASON_RUN_NOT_FINAL: _ErrorReason.ValueType  # 34
+    """The run is not at its end, which what was asked needs. Status FAILED_PRECONDITION, metadata run_id, state.
+    Example: PurgeRun for a run that waits for an approval.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reason of a failure. In google.rpc.ErrorInfo (domain "dualclaw") it stands without its prefix, such as
@@ -296,5 +300,9 @@ Example: A stopped consumer.
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 33
 """A fault of the engine itself. Status INTERNAL.
 Example: An exception nobody foresaw; its text goes to the log, not to the client.
+"""
+ERROR_REASON_RUN_NOT_FINAL: ErrorReason.ValueType  # 34
+"""The run is not at its end, which what was asked needs. Status FAILED_PRECONDITION, metadata run_id, state.
+Example: PurgeRun for a run that waits for an approval.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
