@@ -335,7 +335,9 @@ def _from_function(
         else:
             defaults[parameter.name] = parameter.default
     try:
-        schemas, components = msgspec.json.schema_components(list(types.values()), ref_template="#/$defs/{name}")
+        schemas, components = msgspec.json.schema_components(
+            list(types.values()), ref_template="#/$defs/{name}", schema_hook=_anything
+        )
     except TypeError as error:
         raise ValueError(f"tool {name}: {error}") from None
     properties: dict[str, object] = {}
@@ -363,6 +365,13 @@ def _from_function(
         types=types,
         context_parameter=context_parameter,
     )
+
+
+def _anything(found: type) -> dict[str, object]:
+    """Return the schema of ``object``, which is any JSON value; msgspec knows only Any by itself, and takes {} for none."""
+    if found is object:
+        return {"description": "Any JSON value."}
+    raise NotImplementedError
 
 
 def _read_docstring(function: ToolFunction) -> tuple[str, dict[str, str]]:

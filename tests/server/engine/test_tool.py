@@ -81,6 +81,20 @@ def test_arguments_that_do_not_fit_are_named(args: dict[str, object], part: str)
     assert part in weather.problem(args)
 
 
+async def test_any_object_is_a_type_as_good_as_any() -> None:
+    """``dict[str, object]`` takes every JSON object and refuses what is none."""
+
+    @tool
+    async def note(details: dict[str, object]) -> str:
+        """Note."""
+        return repr(details)
+
+    assert note.problem({"details": {"deep": [1, None, {"x": 0.5}]}}) == ""
+    assert "details" in note.problem({"details": [1]})
+    args = {"details": {"deep": [1, None]}}
+    assert (await note.call(args, CONTEXT)).parts[0].text == repr(args["details"])
+
+
 async def test_values_arrive_as_their_python_types() -> None:
     """JSON data is converted to the types of the signature before the function sees it."""
     assert weather.problem({"place": {"city": "Köln"}, "days": 2}) == ""
