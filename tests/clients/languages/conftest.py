@@ -82,7 +82,7 @@ class LiveEngine:
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802  # the library's name
+            def do_POST(self) -> None:  # the library's name
                 if self.path != "/kill":
                     self.send_error(404)
                     return
