@@ -41,6 +41,9 @@ T = TypeVar("T")
 MAX_QUEUED = 8
 """Runs that may wait behind the active one of a conversation."""
 
+MAX_FRAME_INFOS = 1000
+"""Frames an inspection lists."""
+
 
 class StoreError(Exception):
     """The store could not do what was asked."""
@@ -357,9 +360,10 @@ class RunStore(Protocol):
     def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
         """Store a frame on top of version ``expect``; the awaitable gives the new version once committed.
 
-        It takes effect in call order without being awaited at once. Its outcome may also be Fenced (another
-        version, an older epoch, a run that is final or gone), Ambiguous, Full or Unavailable. A frame of a
-        QUEUED run may only end it; ``first_seq`` must follow the log's last event (else ValueError).
+        It takes effect in call order without being awaited at once; one that builds on an append that failed fails the
+        same way. Its outcome may also be Fenced (another version, an older epoch, a run that is final or gone),
+        Ambiguous, Full or Unavailable. A frame of a QUEUED run may only end it; ``first_seq`` must follow the log's
+        last event (else ValueError).
         """
 
     async def head(self, key: RunKey) -> Head:
@@ -396,15 +400,17 @@ class RunStore(Protocol):
     async def release(self, key: RunKey) -> bool:
         """Take the run from whoever works on it and deliver its work item anew at once, back-off or not.
 
-        The holder's claim is lost; what it still writes is fenced once the next holder has claimed. Returns whether
-        there was a work item. Raises EngineError UNKNOWN_RUN.
+        The holder's claim is lost, in this process at once, elsewhere at its next heartbeat; what it still writes is
+        fenced once the next holder has claimed. Returns whether there was a work item. Raises EngineError UNKNOWN_RUN.
         """
 
     async def compact(self, before: float, limit: int = 100) -> int:
         """Drop the frames of final runs that came to rest before that time (seconds since the epoch); parked runs are
         never touched by age. Their record, messages and request ids stay; ``Head.kept_from`` says what is gone.
 
-        Handles at most ``limit`` runs, of all tenants, the oldest first, and returns how many it compacted.
+        Their checkpoint and inbox go too; their answers stay, so a late one still is ALREADY_ANSWERED. A follower that
+        lags learns LOG_COMPACTED, one that has read everything notices nothing. Handles at most ``limit`` runs, of
+        all tenants, the oldest first, and returns how many it compacted.
         """
 
     async def delete(self, key: RunKey) -> None:

@@ -5,6 +5,9 @@ Rules:
   dropped and it reads the log again, so a slow client costs bounded memory and loses nothing.
 - Subscribe first, read second: whatever is committed after the subscription reaches the live list, so a
   read that found the end has left no hole. Repeats are dropped by seq; a gap means: read the log.
+- Followers that need the log from the same place at the same time share one read and its frames: a thousand clients
+  that attach at once, or whose run grows by another process's hand, cost what one costs. Nobody joins a read that has
+  begun: it may not have seen what was committed before the joiner subscribed.
 - Handing a frame over is one list append, and one future when the follower waits: a queue or a task per
   frame costs several times as much (a run may have a thousand followers).
 """
@@ -77,12 +80,47 @@ class Subscriber:
             self._waiter.set_result(None)
 
 
+class SharedReads:
+    """Reads of the log that are asked for by many at once. Everything here happens on the event loop."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[RunKey, int], asyncio.Task[tuple[Sequence[Frame], bool]]] = {}
+        self._begun: dict[tuple[RunKey, int], asyncio.Task[tuple[Sequence[Frame], bool]]] = {}
+
+    async def get(self, key: RunKey, after: int, read: ReadFrames) -> tuple[Sequence[Frame], bool]:
+        """Return what a read gives that begins after this call."""
+        place = (key, after)
+        task = self._next.get(place)
+        if task is None or task.done():
+            task = self._next[place] = asyncio.create_task(self._read(place, read))
+            task.add_done_callback(_look_at)
+        # Whoever leaves must not end it for the others; it ends by itself, even if all have left.
+        return await asyncio.shield(task)
+
+    async def _read(self, place: tuple[RunKey, int], read: ReadFrames) -> tuple[Sequence[Frame], bool]:
+        me = self._next[place]
+        if (earlier := self._begun.get(place)) is not None:
+            await asyncio.wait((earlier,))
+        del self._next[place]
+        self._begun[place] = me
+        try:
+            return await read(*place)
+        finally:
+            del self._begun[place]
+
+
+def _look_at(task: asyncio.Task[tuple[Sequence[Frame], bool]]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may be left to do so
+
+
 class Live:
     """The followers of all runs in this process. Everything here happens on the event loop."""
 
     def __init__(self, max_pending: int = MAX_PENDING) -> None:
         self._max_pending = max_pending
         self._subscribers: dict[RunKey, dict[Subscriber, None]] = {}
+        self._reads = SharedReads()
 
     def publish(self, key: RunKey, frame: Frame) -> None:
         """Hand a committed frame (with events, as readers see it) to the run's followers."""
@@ -123,7 +161,7 @@ class Live:
                 if subscriber.behind:
                     # From here on live frames gather; a frame that is in both is dropped by its seq.
                     subscriber.behind = False
-                    frames, at_end = await read(key, after)
+                    frames, at_end = await self._reads.get(key, after, read)
                     if not at_end:
                         subscriber.fall_behind()
                 else:

@@ -2,7 +2,8 @@
 
 It is what the other stores are compared with, so it does the obvious thing everywhere; nothing survives
 the process. Protobuf messages are kept as bytes, so a caller who changes one afterwards changes nothing here.
-Leases have no clock: whoever could take over lives in the same process, and its death ends everything.
+Leases have no clock: whoever could take over lives in the same process, and its death ends everything. To
+operators each looks as if it had just been renewed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dualclaw_server.engine.store import (
     Created,
     Frame,
     Head,
+    Inspection,
     Loaded,
     NewRun,
     Page,
@@ -38,7 +40,7 @@ from dualclaw_server.stores.memory_state import (
     page_of,
 )
 from dualclaw_server.stores.memory_work import Work
-from dualclaw_server.stores.records import INTERRUPTED, QUEUED, RUNNING, Clock
+from dualclaw_server.stores.records import INTERRUPTED, LEASE, QUEUED, RUNNING, Clock
 
 
 class MemoryStore:
@@ -209,7 +211,7 @@ class MemoryStore:
         while True:
             self._check_open()
             ticket = self._bell.ticket(pool)
-            claim = self._work.claim(pool)
+            claim = self._work.claim(pool, worker)
             if claim is not None or not await self._bell.wait(pool, ticket, deadline - loop.time()):
                 return claim
 
@@ -252,6 +254,7 @@ class MemoryStore:
             run.show()
             run.conversation.updated = run.updated
         if state in FINAL:
+            run.rested = run.updated
             self._work.drop(run, held_too=False)
             self._leave(run)
         if frame.count:
@@ -289,7 +292,10 @@ class MemoryStore:
         return (await self._read(key, after, limit))[0]
 
     async def _read(self, key: RunKey, after: int, limit: int = 262_144) -> tuple[Sequence[Frame], bool]:
-        stored = self._run(key).frames
+        run = self._run(key)
+        if after + 1 < run.kept_from:
+            raise records.log_compacted(run.kept_from)
+        stored = run.frames
         begin = bisect_right(stored, after, key=lambda frame: frame.last_seq)
         end, size = begin, 0
         while end < len(stored) and (end == begin or size + len(stored[end].body) <= limit):
@@ -326,6 +332,23 @@ class MemoryStore:
         runs = [((-run.number,), run) for run in self._runs.values() if wanted(run)]
         page = page_of(runs, page_size, page_token, 1)
         return Page([run.head().run for run in page.items], page.next_token)
+
+    async def inspect(self, key: RunKey) -> Inspection:
+        """Return what an operator wants to know of a run."""
+        return self._run(key).inspect(self._clock() + LEASE)
+
+    async def release(self, key: RunKey) -> bool:
+        """Take the run from whoever works on it and deliver its work item anew at once."""
+        return self._work.take_back(self._run(key))
+
+    async def compact(self, before: float, limit: int = 100) -> int:
+        """Drop the logs of final runs that came to rest before that time, the oldest first."""
+        self._check_open()
+        old = [(run.rested, run.number, run) for run in self._runs.values() if run.rested is not None]
+        chosen = sorted(item for item in old if item[0] < before * 1e6)[: max(limit, 0)]
+        for _, _, run in chosen:
+            run.compact()
+        return len(chosen)
 
     async def delete(self, key: RunKey) -> None:
         """Purge a run's log and record."""

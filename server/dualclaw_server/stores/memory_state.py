@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dualclaw import Conversation, Message, RunState
-from dualclaw_server.engine.store import Frame, Head, InboxSignal, Page, RunKey, RunMessage
+from dualclaw_server.engine.store import (
+    MAX_FRAME_INFOS,
+    Frame,
+    FrameInfo,
+    Head,
+    InboxSignal,
+    Inspection,
+    Page,
+    RunKey,
+    RunMessage,
+)
 from dualclaw_server.stores import records
 from dualclaw_server.stores.pages import make_token, page_key, page_length
 
@@ -36,6 +46,7 @@ class Item:
 
     ready: float
     token: int = 0
+    worker: str = ""
     deliveries: int = 0
     again: bool = False
     again_for_signal: bool = False
@@ -81,6 +92,9 @@ class StoredRun:
     version: int = 0
     last_seq: int = 0
     epoch: int = 0
+    kept_from: int = 1
+    rested: int | None = None
+    """When it became final; None before, and once its log was compacted."""
     checkpoint: bytes = b""
     checkpoint_seq: int = 0
     frames: list[Frame] = field(default_factory=list)
@@ -133,6 +147,35 @@ class StoredRun:
             self.state,
             self.conversation.conversation_id,
             public,
+            self.kept_from,
+        )
+
+    def compact(self) -> None:
+        """Drop the log, and what fed it."""
+        self.kept_from = self.last_seq + 1
+        self.rested = None
+        self.frames.clear()
+        self.checkpoint, self.checkpoint_seq = b"", 0
+        self.inbox.clear()
+
+    def inspect(self, lease_end: float) -> Inspection:
+        """Return what operators want to know; ``lease_end`` is that of an item in hand."""
+        item = self.item
+        held = item is not None and item.token
+        return Inspection(
+            self.head(),
+            self.record,
+            self.checkpoint,
+            tuple(
+                FrameInfo(one.first_seq, one.count, one.epoch, one.state, one.durable, len(one.body))
+                for one in self.frames[-MAX_FRAME_INFOS:]
+            ),
+            self.unread(),
+            item is not None,
+            item.worker if item is not None and held else "",
+            item.deliveries if item is not None else 0,
+            lease_end if held else item.ready if item is not None else 0.0,
+            tuple(sorted(self.timers)),
         )
 
 

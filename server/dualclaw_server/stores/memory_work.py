@@ -43,7 +43,7 @@ class Work:
         self._awake[run] = None
         self._bell.ring_at(run.pool, at)
 
-    def claim(self, pool: str) -> MemoryClaim | None:
+    def claim(self, pool: str, worker: str) -> MemoryClaim | None:
         """Take the item that has been ready the longest; None when nothing is ready."""
         now = self._clock()
         runs = [run for run in self._awake if run.pool == pool]
@@ -65,6 +65,7 @@ class Work:
         assert run.item is not None  # noqa: S101 - chosen for having one
         self._tokens += 1
         run.item.token = self._tokens
+        run.item.worker = worker
         run.item.deliveries += 1
         run.item.again = run.item.again_for_signal = False
         if not run.timers:
@@ -93,6 +94,17 @@ class Work:
                 run.item.token = 0
                 run.item.ready = self._clock()
                 self._awake[run] = None
+
+    def take_back(self, run: StoredRun) -> bool:
+        """Make one run's item claimable at once, whoever holds it; False when it has none."""
+        if run.item is None:
+            return False
+        run.item.token = 0
+        run.item.ready = self._clock()
+        run.item.again = run.item.again_for_signal = False
+        self._awake[run] = None
+        self._bell.ring(run.pool)
+        return True
 
     def drop(self, run: StoredRun, *, held_too: bool) -> None:
         """Drop what could still wake a run; its item in hand only with ``held_too``, else that goes with the ack."""

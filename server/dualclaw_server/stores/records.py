@@ -15,6 +15,9 @@ from dualclaw_server.engine.store import FINAL, Answers, Fenced, Frame, Head, Sy
 Clock = Callable[[], float]
 """Seconds since the epoch; ``time.time`` in service, a hand-moved one in tests."""
 
+LEASE = 30.0
+"""Seconds a run stays with a process that shows no sign of life, unless told otherwise."""
+
 UNSPECIFIED = RunState.RUN_STATE_UNSPECIFIED
 QUEUED = RunState.RUN_STATE_QUEUED
 RUNNING = RunState.RUN_STATE_RUNNING

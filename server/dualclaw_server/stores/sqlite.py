@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import TypeVar
 
 from dualclaw import Conversation, Message, Run, RunState
 from dualclaw_server.engine.store import (
@@ -30,6 +30,7 @@ from dualclaw_server.engine.store import (
     Created,
     Frame,
     Head,
+    Inspection,
     Loaded,
     NewRun,
     Page,
@@ -37,55 +38,39 @@ from dualclaw_server.engine.store import (
     Sync,
     Unavailable,
 )
-from dualclaw_server.stores import sqlite_read, sqlite_work, sqlite_write
+from dualclaw_server.stores import sqlite_read, sqlite_retention, sqlite_work, sqlite_write
 from dualclaw_server.stores.bell import Bell
 from dualclaw_server.stores.live import MAX_PENDING, Live
-from dualclaw_server.stores.records import Clock
+from dualclaw_server.stores.records import LEASE, Clock
 from dualclaw_server.stores.sqlite_file import BUSY_TIMEOUT, connect, prepare, prepare_writer, settle, store_error
-from dualclaw_server.stores.sqlite_leases import LEASE, MAX_STALL, Heart, SqliteClaim
+from dualclaw_server.stores.sqlite_leases import MAX_STALL, Heart, SqliteClaim
+from dualclaw_server.stores.sqlite_operations import Append, Call
 from dualclaw_server.stores.sqlite_owners import OwnerLocks, PipeBell
 from dualclaw_server.stores.sqlite_peers import Interests, News, Peers
 from dualclaw_server.stores.sqlite_read import Readers
 from dualclaw_server.stores.sqlite_transaction import Effects, Transaction
-from dualclaw_server.stores.sqlite_writer import GATHER, Append, Writer
+from dualclaw_server.stores.sqlite_writer import GATHER, Writer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _Call(Generic[T]):
-    """An operation that is a function. ``unwanted`` gets the result when its caller has left meanwhile."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file as it was opened, before anything works on it; ``undo`` gives everything back."""
 
-    __slots__ = ("_do", "_unwanted", "full", "future", "urgent")
+    tx: Transaction
+    locks: OwnerLocks
+    pipe: PipeBell
+    beating: sqlite3.Connection
+    watching: sqlite3.Connection
+    undo: ExitStack
 
-    def __init__(self, do: Callable[[Transaction], T], *, full: bool, unwanted: Callable[[T], None] | None) -> None:
-        self._do = do
-        self._unwanted = unwanted
-        self.full = full
-        self.urgent = True
-        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    def apply(self, tx: Transaction) -> T:
-        return self._do(tx)
-
-    def settle(self, outcome: object) -> None:
-        if isinstance(outcome, BaseException):
-            if not self.future.done():
-                self.future.set_exception(outcome)
-        elif not self.future.done():
-            self.future.set_result(cast("T", outcome))
-        elif self._unwanted is not None:
-            self._unwanted(cast("T", outcome))
-
-    async def wait(self) -> T:
-        try:
-            return await self.future
-        except asyncio.CancelledError:
-            # The result may be here already, only not handed over.
-            done = self.future.done() and not self.future.cancelled() and self.future.exception() is None
-            if done and self._unwanted is not None:
-                self._unwanted(self.future.result())
-            raise
+def _give_back(opening: asyncio.Future[_File]) -> None:
+    """Close a file whose opener has left."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().undo.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +152,14 @@ class SqliteStore:
         """
         async with self._changing:
             if self._parts is None:
-                self._parts = self._start(*await asyncio.to_thread(self._open_file))
+                opening = asyncio.ensure_future(asyncio.to_thread(self._open_file))
+                try:
+                    self._parts = self._start(await asyncio.shield(opening))
+                except asyncio.CancelledError:
+                    opening.add_done_callback(_give_back)
+                    raise
 
-    def _open_file(self) -> tuple[Transaction, OwnerLocks, PipeBell]:
+    def _open_file(self) -> _File:
         prepare(self._path)
         with ExitStack() as undo:
             try:
@@ -177,10 +167,13 @@ class SqliteStore:
                 undo.callback(locks.close)
                 pipe = PipeBell(self._path)
                 undo.callback(pipe.close)
-                connection = connect(self._path, timeout=self._busy_timeout)
-                undo.callback(connection.close)
-                prepare_writer(connection, self._max_bytes)
-                tx = Transaction(connection, self._clock, 0)
+                writing, beating = (connect(self._path, timeout=self._busy_timeout) for _ in range(2))
+                watching = connect(self._path, read_only=True)
+                for connection in (writing, beating, watching):
+                    undo.callback(connection.close)
+                prepare_writer(beating, None)
+                prepare_writer(writing, self._max_bytes)
+                tx = Transaction(writing, self._clock, 0)
                 tx.begin(full=False)
                 sqlite_work.register(tx, locks)
                 tx.flush()
@@ -189,16 +182,15 @@ class SqliteStore:
                 raise store_error(error) from error
             except OSError as error:
                 raise Unavailable(f"{self._path} cannot be opened: {error}") from error
-            undo.pop_all()
-        pipe.ring()
-        return tx, locks, pipe
+            pipe.ring()
+            return _File(tx, locks, pipe, beating, watching, undo.pop_all())
 
-    def _start(self, tx: Transaction, locks: OwnerLocks, pipe: PipeBell) -> _Parts:
-        writer = Writer(tx, self._tell, self._gather)
-        heart = Heart(connect(self._path), self._clock, self._lease, self._max_stall)
+    def _start(self, file: _File) -> _Parts:
+        writer = Writer(file.tx, self._tell, self._gather)
+        heart = Heart(file.beating, self._clock, self._lease, self._max_stall)
         interests = Interests(self._live.followed, heart.held, self._bell.awaited)
-        peers = Peers(connect(self._path, read_only=True), tx.owner, locks, pipe, interests, self._tell_news)
-        parts = _Parts(tx.owner, writer, Readers(self._path), heart, peers, locks, pipe)
+        peers = Peers(file.watching, file.tx.owner, file.locks, file.pipe, interests, self._tell_news)
+        parts = _Parts(file.tx.owner, writer, Readers(self._path), heart, peers, file.locks, file.pipe)
         for part in (writer, heart, peers):
             part.start()
         return parts
@@ -213,7 +205,7 @@ class SqliteStore:
             self._bell.close()
             parts.heart.finish()
             parts.peers.finish()
-            last = _Call(partial(sqlite_work.release, owner=parts.owner), full=False, unwanted=None)
+            last = Call(partial(sqlite_work.release, owner=parts.owner), full=False, unwanted=None)
             parts.writer.submit(last)
             parts.writer.finish()
             await asyncio.to_thread(parts.join)
@@ -233,6 +225,8 @@ class SqliteStore:
             self._live.reread(key)
         for pool, due in effects.ready:
             self._bell.ring_at(pool, due)
+        if effects.taken and self._parts is not None:
+            self._parts.heart.lose(effects.taken)
         self._call_back(effects.signals)
 
     def _tell_news(self, news: News) -> None:
@@ -243,7 +237,7 @@ class SqliteStore:
         self._call_back(news.signalled)
         if self._parts is not None:
             for owner in news.dead:
-                self._parts.writer.submit(_Call(partial(sqlite_work.release, owner=owner), full=False, unwanted=None))
+                self._parts.writer.submit(Call(partial(sqlite_work.release, owner=owner), full=False, unwanted=None))
 
     def _call_back(self, keys: Sequence[RunKey]) -> None:
         for key in keys:
@@ -254,30 +248,31 @@ class SqliteStore:
                     log.exception("a signal callback failed")
 
     async def _write(
-        self, do: Callable[[Transaction], T], *, full: bool = True, unwanted: Callable[[T], None] | None = None
+        self, do: Callable[[Transaction], T], *, full: bool = False, unwanted: Callable[[T], None] | None = None
     ) -> T:
-        call = _Call(do, full=full, unwanted=unwanted)
+        """Have the writer do it; ``full``: the commit must survive a power loss."""
+        call = Call(do, full=full, unwanted=unwanted)
         self._open_parts().writer.submit(call)
         return await call.wait()
 
     async def create(self, new: NewRun) -> Created:
         """Store a new run with its work item, or return the one its request_id already made."""
-        return await self._write(partial(sqlite_write.create, new=new))
+        return await self._write(partial(sqlite_write.create, new=new), full=True)
 
     async def signal(self, key: RunKey, body: bytes, signal_id: str) -> bytes | None:
         """Put a wish into the run's inbox and wake it."""
-        return await self._write(partial(sqlite_write.signal, key=key, body=body, signal_id=signal_id))
+        return await self._write(partial(sqlite_write.signal, key=key, body=body, signal_id=signal_id), full=True)
 
     async def answer(self, answers: Answers) -> Created:
         """Record that questions of a parked run are answered, put the signal into its inbox and wake it."""
-        return await self._write(partial(sqlite_write.answer, answers=answers))
+        return await self._write(partial(sqlite_write.answer, answers=answers), full=True)
 
     def on_signal(self, callback: Callable[[RunKey], None]) -> None:
         """Have ``callback`` called whenever a signal reached a run's inbox."""
         self._callbacks.append(callback)
 
     async def wake(self, key: RunKey, at: float) -> None:
-        """Have the run claimed at ``at``, whatever else happens."""
+        """Have the run claimed at ``at``, whatever else happens; the park after it makes it survive a power loss."""
         await self._write(partial(sqlite_work.wake, key=key, at=at))
 
     async def claim(self, pool: str, worker: str, wait: float) -> Claim | None:
@@ -288,7 +283,7 @@ class SqliteStore:
         while True:
             ticket = self._bell.ticket(pool)
             asked = time.monotonic()
-            delivery = await self._write(take, full=False, unwanted=self._put_back)
+            delivery = await self._write(take, unwanted=self._put_back)
             if delivery is not None:
                 claim = SqliteClaim(delivery, asked + self._lease, self._ack, self._nak)
                 self._open_parts().heart.hold(claim)
@@ -299,17 +294,17 @@ class SqliteStore:
     def _put_back(self, delivery: sqlite_work.Delivery | None) -> None:
         if delivery is not None and self._parts is not None:
             do = partial(sqlite_work.nak, delivery=delivery, delay=0.0)
-            self._parts.writer.submit(_Call(do, full=False, unwanted=None))
+            self._parts.writer.submit(Call(do, full=False, unwanted=None))
 
     async def _ack(self, claim: SqliteClaim) -> None:
         if self._parts is not None:
             self._parts.heart.drop(claim)
-            await self._write(partial(sqlite_work.ack, delivery=claim.delivery), full=False)
+            await self._write(partial(sqlite_work.ack, delivery=claim.delivery))
 
     async def _nak(self, claim: SqliteClaim, delay: float) -> None:
         if self._parts is not None:
             self._parts.heart.drop(claim)
-            await self._write(partial(sqlite_work.nak, delivery=claim.delivery, delay=delay), full=False)
+            await self._write(partial(sqlite_work.nak, delivery=claim.delivery, delay=delay))
 
     def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
         """Store a frame on top of version ``expect``; the awaitable gives the new version once committed."""
@@ -352,8 +347,31 @@ class SqliteStore:
         readers = self._open_parts().readers
         return await readers.run(sqlite_read.list_runs, tenant, states, conversation_id, page_size, page_token)
 
+    async def inspect(self, key: RunKey) -> Inspection:
+        """Return what an operator wants to know of a run."""
+        return await self._open_parts().readers.run(sqlite_read.inspect, key)
+
+    async def release(self, key: RunKey) -> bool:
+        """Take the run from whoever works on it and deliver its work item anew at once."""
+        return await self._write(partial(sqlite_work.take_back, key=key))
+
+    async def compact(self, before: float, limit: int = 100) -> int:
+        """Drop the logs of final runs that came to rest before that time, and give the disk its room back."""
+        compacted = 0
+        for run in await self._write(partial(sqlite_retention.resting, before=before, limit=limit)):
+            while (done := await self._write(partial(sqlite_retention.compact_step, run=run))) is False:
+                pass
+            compacted += done is True
+        while await self._write(sqlite_retention.buried_step):
+            pass
+        while await self._write(sqlite_retention.shrink_step):
+            pass
+        return compacted
+
     async def delete(self, key: RunKey) -> None:
         """Purge a run's log and record."""
+        while await self._write(partial(sqlite_retention.empty_step, key=key)):
+            pass
         await self._write(partial(sqlite_write.delete, key=key))
 
     async def get_conversation(self, tenant: str, conversation_id: str) -> Conversation:
@@ -378,6 +396,8 @@ class SqliteStore:
     async def delete_conversation(self, tenant: str, conversation_id: str) -> None:
         """Delete a conversation, its messages, runs and request ids."""
         await self._write(partial(sqlite_write.delete_conversation, tenant=tenant, conversation_id=conversation_id))
+        while await self._write(sqlite_retention.buried_step):
+            pass
 
     async def get(self, tenant: str, name: str) -> tuple[bytes, int] | None:
         """Return a small setting and its revision."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -22,10 +23,14 @@ BUSY_TIMEOUT = 10.0
 """Seconds to wait for another process's transaction, unless told otherwise."""
 
 NETWORK_FILESYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.glusterfs"}
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "davfs", "webdav", "ceph", "glusterfs"}
+    | {"lustre", "beegfs", "orangefs", "gpfs", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "osxfs", "drvfs"}
 )
+"""Shared with other machines, or with the host of a virtual one; ``fuse.*`` counts as such but for the local ones."""
+LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs", "fuse.encfs", "fuse.gocryptfs"})
 _CHECKED_WHOLE = 16 << 20
 _WAL_PAGES = 4000
+_PAUSE = 0.02
 
 
 def connect(path: Path, *, read_only: bool = False, timeout: float = BUSY_TIMEOUT) -> sqlite3.Connection:
@@ -45,15 +50,21 @@ def connect(path: Path, *, read_only: bool = False, timeout: float = BUSY_TIMEOU
     )
 
 
+def primary_code(error: sqlite3.Error) -> int:
+    """Return the code of an error of SQLite without its details; 0 when it is one of Python's module."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
 def store_error(error: sqlite3.Error) -> StoreError:
     """Return what an error of SQLite means for a caller; nothing was stored."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
+    full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+    if full or primary_code(error) == sqlite3.SQLITE_FULL:
         return Full(f"the database has no room: {error}")
     return Unavailable(f"the database does not answer: {error}")
 
 
-def prepare(path: Path) -> None:
+def prepare(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
     """Make the file ready for use: create it, or bring an older one up to date.
 
     Raises:
@@ -67,16 +78,36 @@ def prepare(path: Path) -> None:
         else:
             # Conversations are private: the database, and with it its side files, gets these permissions.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _warn_of_network(path)
-        with closing(connect(path)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            _migrate(connection)
+        _warn_of_network(path, mounts)
+        deadline = time.monotonic() + BUSY_TIMEOUT
+        while not _made_ready(path):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{path} cannot be opened: another process keeps it locked")
+            time.sleep(_PAUSE)
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        if primary_code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise StoreError(f"{path} is not a usable SQLite database: {error}") from error
         raise Unavailable(f"{path} cannot be opened: {error}") from error
     except OSError as error:
         raise Unavailable(f"{path} cannot be opened: {error}") from error
+
+
+def _made_ready(path: Path) -> bool:
+    """Bring the file into the mode and the version of this code; False when another process is in the way.
+
+    SQLite waits for that process by itself, except while one of them changes the mode.
+    """
+    with closing(connect(path)) as connection:
+        try:
+            # Only before the first page is written; else a no-op.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            _migrate(connection)
+        except sqlite3.OperationalError as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+    return True
 
 
 def prepare_writer(connection: sqlite3.Connection, max_bytes: int | None) -> None:
@@ -132,9 +163,9 @@ def _migrate(connection: sqlite3.Connection) -> None:
         raise
 
 
-def _warn_of_network(path: Path) -> None:
-    kind = filesystem_of(path.absolute(), Path("/proc/mounts"))
-    if kind in NETWORK_FILESYSTEMS:
+def _warn_of_network(path: Path, mounts: Path) -> None:
+    kind = filesystem_of(path.resolve(), mounts)
+    if kind in NETWORK_FILESYSTEMS or (kind.startswith("fuse.") and kind not in LOCAL_FUSE):
         log.warning("%s lies on a network filesystem (%s): SQLite may lose data there; use a local disk", path, kind)
 
 

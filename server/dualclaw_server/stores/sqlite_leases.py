@@ -16,16 +16,13 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from dualclaw_server.engine.store import RunKey
 from dualclaw_server.stores.records import Clock
 from dualclaw_server.stores.sqlite_work import Delivery
 
 log = logging.getLogger(__name__)
-
-LEASE = 30.0
-"""Seconds a run stays with a process that shows no sign of life."""
 
 MAX_STALL = 360.0
 """Seconds without a tick of the event loop after which the process counts as hung."""
@@ -118,6 +115,13 @@ class Heart:
         with self._changed:
             self._held.pop(claim.delivery.token, None)
 
+    def lose(self, tokens: Sequence[int]) -> None:
+        """Count claims as lost whose items were taken back; those of other processes are none of ours."""
+        with self._changed:
+            for token in tokens:
+                if claim := self._held.pop(token, None):
+                    claim.lose()
+
     def held(self) -> set[RunKey]:
         """Return the runs in hand; may be called from any thread."""
         with self._changed:
@@ -171,7 +175,7 @@ class Heart:
         tokens = json.dumps([claim.delivery.token for claim in claims])
         try:
             kept = self._connection.execute(
-                "UPDATE work SET ready = ? WHERE token IN (SELECT value FROM json_each(?)) RETURNING token",
+                "UPDATE work SET ready = ?, warned = 0 WHERE token IN (SELECT value FROM json_each(?)) RETURNING token",
                 (self._clock() + self._lease, tokens),
             ).fetchall()
         except sqlite3.Error as error:

@@ -8,6 +8,7 @@ for claimers. Twice a second the others' locks are tried; who is gone gives up i
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
 import threading
@@ -79,6 +80,7 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._positions: dict[RunKey, int | None] = {}
+        self._numbers: dict[RunKey, int] = {}
         self._inbox = 0
         self.polls = 0
         """How often ``data_version`` was read."""
@@ -140,16 +142,8 @@ class Peers:
     def _look(self) -> News:
         held = self._interests.held()
         followed = [key for key in self._interests.followed() if key not in held]
-        grown = []
-        positions: dict[RunKey, int | None] = {}
-        for key in followed:
-            row = self._connection.execute(
-                "SELECT h.last_seq FROM runs r JOIN heads h ON h.run = r.id WHERE r.tenant = ? AND r.run_id = ?",
-                (key.tenant, key.run_id),
-            ).fetchone()
-            positions[key] = row[0] if row else None
-            if key not in self._positions or self._positions[key] != positions[key]:
-                grown.append(key)
+        positions = self._last_seqs(followed)
+        grown = [key for key in followed if key not in self._positions or self._positions[key] != positions[key]]
         self._positions = positions
         signals = self._connection.execute(
             "SELECT i.id, i.owner, r.tenant, r.run_id FROM inbox i JOIN runs r ON r.id = i.run WHERE i.id > ?"
@@ -166,6 +160,25 @@ class Peers:
             (timer,) = self._connection.execute("SELECT min(at) FROM timers").fetchone()
             ready += [(pool, due) for due in (item, timer) if due is not None]
         return News(grown, signalled, ready, [])
+
+    def _last_seqs(self, followed: list[RunKey]) -> dict[RunKey, int | None]:
+        """Return where each log ends, None for one that is gone; one query, however many are followed."""
+        numbers: dict[RunKey, int] = {}
+        for key in followed:
+            number = self._numbers.get(key)
+            if number is None:
+                row = self._connection.execute(
+                    "SELECT id FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+                ).fetchone()
+                number = row[0] if row else 0
+            numbers[key] = number
+        rows = self._connection.execute(
+            "SELECT run, last_seq FROM heads WHERE run IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(numbers.values())),),
+        )
+        ends: dict[int, int] = dict(rows.fetchall())
+        self._numbers = {key: number for key, number in numbers.items() if number in ends}
+        return {key: ends.get(number) for key, number in numbers.items()}
 
     def _tell(self, news: News) -> None:
         if news.grown or news.signalled or news.ready or news.dead:

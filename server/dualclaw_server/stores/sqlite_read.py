@@ -7,6 +7,7 @@ follower that was told of a frame finds it. Where several statements must agree 
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,7 +17,19 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from dualclaw import Conversation, Message, Run, RunState
-from dualclaw_server.engine.store import Frame, Head, InboxSignal, Loaded, Page, RunKey, RunMessage, Unavailable
+from dualclaw_server.engine.store import (
+    MAX_FRAME_INFOS,
+    Frame,
+    FrameInfo,
+    Head,
+    InboxSignal,
+    Inspection,
+    Loaded,
+    Page,
+    RunKey,
+    RunMessage,
+    Unavailable,
+)
 from dualclaw_server.stores import records
 from dualclaw_server.stores.pages import make_token, page_key, page_length
 from dualclaw_server.stores.sqlite_file import connect, store_error
@@ -24,6 +37,8 @@ from dualclaw_server.stores.sqlite_transaction import DURABLE, ENDS_SEGMENT, HEA
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LARGEST = 2**63 - 1
 
 READERS = 2
 """Read connections of a process; more would only wait for Python's interpreter lock."""
@@ -90,15 +105,59 @@ def load(connection: sqlite3.Connection, key: RunKey) -> Loaded:
         run, record = connection.execute(
             "SELECT id, record FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
         ).fetchone()
-        checkpoint = connection.execute("SELECT seq, body, blob FROM checkpoints WHERE run = ?", (run,)).fetchone()
-        body = _payload(connection, checkpoint[1], checkpoint[2]) if checkpoint else b""
+        checkpoint, seq = _checkpoint(connection, run)
         messages = connection.execute(
             "SELECT position, body, scope FROM messages WHERE run = ? ORDER BY position", (run,)
         )
         own = tuple(RunMessage(position, Message.FromString(text), scope) for position, text, scope in messages)
-        inbox = connection.execute("SELECT signal_id, body FROM inbox WHERE run = ? AND NOT taken ORDER BY id", (run,))
-        unread = tuple(InboxSignal(*signal) for signal in inbox)
-    return Loaded(at, record, body, checkpoint[0] if checkpoint else 0, own, unread)
+        unread = _unread(connection, run)
+    return Loaded(at, record, checkpoint, seq, own, unread)
+
+
+def _checkpoint(connection: sqlite3.Connection, run: int) -> tuple[bytes, int]:
+    row = connection.execute("SELECT body, blob, seq FROM checkpoints WHERE run = ?", (run,)).fetchone()
+    return (_payload(connection, row[0], row[1]), row[2]) if row else (b"", 0)
+
+
+def _unread(connection: sqlite3.Connection, run: int) -> tuple[InboxSignal, ...]:
+    inbox = connection.execute("SELECT signal_id, body FROM inbox WHERE run = ? AND NOT taken ORDER BY id", (run,))
+    return tuple(InboxSignal(*signal) for signal in inbox)
+
+
+def inspect(connection: sqlite3.Connection, key: RunKey) -> Inspection:
+    """Return what an operator wants to know of a run."""
+    with _snapshot(connection):
+        at = head(connection, key)
+        run, record = connection.execute(
+            "SELECT id, record FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+        ).fetchone()
+        newest = connection.execute(
+            "SELECT f.first_seq, f.last_seq, f.epoch, f.state, f.flags, coalesce(length(f.body), length(b.body), 0)"
+            " FROM frames f LEFT JOIN blobs b ON b.hash = f.blob"
+            " WHERE f.run = ? ORDER BY f.last_seq DESC LIMIT ?",
+            (run, MAX_FRAME_INFOS),
+        ).fetchall()
+        checkpoint, _ = _checkpoint(connection, run)
+        unread = _unread(connection, run)
+        item = connection.execute("SELECT token, worker, deliveries, ready FROM work WHERE run = ?", (run,)).fetchone()
+        timers = connection.execute("SELECT at FROM timers WHERE run = ? ORDER BY at", (run,)).fetchall()
+    frames = tuple(
+        FrameInfo(first, last - first + 1, epoch, RunState.ValueType(state), bool(flags & DURABLE), size)
+        for first, last, epoch, state, flags, size in reversed(newest)
+    )
+    token, worker, deliveries, ready = item or (None, "", 0, 0.0)
+    return Inspection(
+        at,
+        record,
+        checkpoint,
+        frames,
+        unread,
+        item is not None,
+        worker if token is not None else "",
+        deliveries,
+        ready,
+        tuple(due for (due,) in timers),
+    )
 
 
 def frames(connection: sqlite3.Connection, key: RunKey, after: int, limit: int) -> tuple[Sequence[Frame], bool]:
@@ -155,23 +214,45 @@ def list_runs(
     size: int,
     token: str,
 ) -> Page[Run]:
-    """List runs, newest first."""
-    where = ["r.tenant = ?"]
-    values: list[str | int] = [tenant]
-    if key := page_key(token, 1):
-        where.append("r.id < ?")
-        values.append(key[0])
-    if states:
-        where.append(f"r.state IN ({', '.join('?' * len(states))})")
-        values.extend(states)
-    if conversation_id:
-        where.append("r.conversation = (SELECT id FROM conversations WHERE tenant = ? AND conversation_id = ?)")
-        values.extend((tenant, conversation_id))
+    """List runs, newest first.
+
+    Each state is asked for by itself and the answers are merged: one query for several states would either sort all
+    runs that have them, or walk through all that have not, and there may be a hundred thousand of both.
+    """
     length = page_length(size)
-    query = f"{HEAD_QUERY} WHERE {' AND '.join(where)} ORDER BY r.id DESC LIMIT ?"
-    rows = connection.execute(query, (*values, length + 1)).fetchall()
-    token = make_token(rows[length - 1][0]) if len(rows) > length else ""
-    return Page([head_of(row).run for row in rows[:length]], token)
+    (before,) = page_key(token, 1) or (_LARGEST,)
+    with _snapshot(connection):
+        wanted = [
+            run
+            for narrow, values in _run_filters(connection, tenant, states, conversation_id)
+            for (run,) in connection.execute(
+                f"SELECT id FROM runs WHERE {narrow} AND id < ? ORDER BY id DESC LIMIT ?",  # noqa: S608 - our own
+                (*values, before, length + 1),
+            )
+        ]
+        page = sorted(wanted, reverse=True)[: length + 1]
+        rows = connection.execute(
+            f"{HEAD_QUERY} WHERE r.id IN (SELECT value FROM json_each(?)) ORDER BY r.id DESC",  # noqa: S608 - our own
+            (json.dumps(page[:length]),),
+        ).fetchall()
+    token = make_token(page[length - 1]) if len(page) > length else ""
+    return Page([head_of(row).run for row in rows], token)
+
+
+def _run_filters(
+    connection: sqlite3.Connection, tenant: str, states: Collection[RunState.ValueType], conversation_id: str
+) -> list[tuple[str, tuple[object, ...]]]:
+    """Return conditions that together let through the wanted runs, each once; an index leads through each in order."""
+    if not conversation_id:
+        if not states:
+            return [("tenant = ?", (tenant,))]
+        return [("tenant = ? AND state = ?", (tenant, state)) for state in set(states)]
+    row = connection.execute(
+        "SELECT id FROM conversations WHERE tenant = ? AND conversation_id = ?", (tenant, conversation_id)
+    ).fetchone()
+    if row is None:
+        return []
+    return [("conversation = ? AND state = ?", (row[0], state)) for state in set(states) or RunState.values()]
 
 
 _CONVERSATION_QUERY = """
@@ -193,7 +274,7 @@ def get_conversation(connection: sqlite3.Connection, tenant: str, conversation_i
 def list_conversations(connection: sqlite3.Connection, tenant: str, size: int, token: str) -> Page[Conversation]:
     """List conversations, the last changed first."""
     length = page_length(size)
-    before = page_key(token, 2) or (2**63 - 1, 2**63 - 1)
+    before = page_key(token, 2) or (_LARGEST, _LARGEST)
     rows = connection.execute(
         f"{_CONVERSATION_QUERY} WHERE c.tenant = ? AND (c.updated, c.id) < (?, ?)"
         " ORDER BY c.updated DESC, c.id DESC LIMIT ?",
@@ -241,7 +322,7 @@ def history(connection: sqlite3.Connection, tenant: str, conversation_id: str, b
         rows = connection.execute(
             "SELECT body FROM messages WHERE conversation = ? AND visible AND activation < ?"
             " ORDER BY activation, position",
-            (conversation, row[0] or 2**63 - 1),
+            (conversation, row[0] or _LARGEST),
         ).fetchall()
     return [Message.FromString(body) for (body,) in rows]
 

@@ -10,10 +10,12 @@ Reasons for the layout:
 - ``heads`` is what every append changes, and nothing else, so that many of its rows share a page.
 - Bodies above 256 KiB are in ``blobs``, by their hash, counted: equal ones are stored once.
 - ``work`` has one row per run that is to be delivered. ``ready`` is when it may be claimed: its time if
-  nobody holds it (token NULL), else the end of the lease. So one index finds both.
+  nobody holds it (token NULL), else the end of the lease. So one index finds both. ``lease`` is its length, and
+  ``warned`` says that it has ended once and its holder was given time for another beat.
 - ``answers`` remembers which interrupts have their answer, apart from the inbox that brings it to the run: its
   key is what lets exactly one of two approvers win.
 - ``messages.visible`` says that people see it, from park or end on; never of one with a ``scope``.
+- ``runs.rested`` is when a run became final, until its log was compacted: the queue of what retention may drop.
 - Ids are never used again (AUTOINCREMENT): a message may outlive its run.
 - Times: microseconds since the epoch in INTEGER, seconds in REAL.
 """
@@ -147,6 +149,13 @@ MIGRATIONS: tuple[str, ...] = (
         interrupt_id TEXT NOT NULL,
         PRIMARY KEY (run, interrupt_id)
     ) STRICT, WITHOUT ROWID;
+    """,
+    """
+    ALTER TABLE runs ADD COLUMN rested INTEGER;
+    UPDATE runs SET rested = (SELECT updated FROM heads WHERE heads.run = runs.id) WHERE state IN (4, 5, 6);
+    CREATE INDEX runs_rested ON runs (rested) WHERE rested IS NOT NULL;
+    ALTER TABLE work ADD COLUMN lease REAL NOT NULL DEFAULT 30;
+    ALTER TABLE work ADD COLUMN warned INTEGER NOT NULL DEFAULT 0;
     """,
 )
 

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from dualclaw import RunState
 from dualclaw_server.engine.store import Frame, Head, RunKey
 from dualclaw_server.stores.records import Clock, public_run
 
+log = logging.getLogger(__name__)
+
 DURABLE, ENDS_SEGMENT = 1, 2
 """Bits of ``frames.flags``."""
 
@@ -31,6 +34,7 @@ INLINE = 256 * 1024
 """Payloads above this many bytes go to ``blobs``."""
 
 _REMEMBERED = 8192
+_JITTER = 1.0
 
 
 def _by_rows(statement: str, columns: int) -> dict[int, str]:
@@ -84,6 +88,8 @@ class Effects:
     ready: list[tuple[str, float]]
     """Pools and the time from which there may be work."""
     gone: list[RunKey]
+    taken: list[int]
+    """Tokens of deliveries that were taken from their holder."""
 
     def add(self, later: Effects) -> None:
         """Take in what a later transaction has to tell."""
@@ -91,6 +97,7 @@ class Effects:
         self.signals += later.signals
         self.ready += later.ready
         self.gone += later.gone
+        self.taken += later.taken
 
 
 class Transaction:
@@ -108,8 +115,12 @@ class Transaction:
         self.owner = owner
         self.now = 0.0
         self.micros = 0
-        self.effects = Effects([], [], [], [])
+        self.went_back = False
+        """True when the clock has gone back since the transaction before."""
+        self.effects = Effects([], [], [], [], [])
         self.commits = 0
+        self.newest_move: tuple[int, int, int, int, int] | None = None
+        """The head that was moved last in this transaction: run, version, last_seq, epoch, updated."""
         self._full = False
         self._data_version = -1
         self._positions: dict[RunKey, Position] = {}
@@ -118,15 +129,19 @@ class Transaction:
 
     def begin(self, *, full: bool) -> None:
         """Begin; ``full``: the commit must survive a power loss."""
+        self.newest_move = None
         if full is not self._full:
             self.connection.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
             self._full = full
+        if self.connection.in_transaction:  # a rollback failed
+            self.connection.execute("ROLLBACK")
         self.connection.execute("BEGIN IMMEDIATE")
         (version,) = self.connection.execute("PRAGMA data_version").fetchone()
         if version != self._data_version or len(self._positions) > _REMEMBERED:
             self._positions.clear()
             self._data_version = version
-        self.now = self.clock()
+        before, self.now = self.now, self.clock()
+        self.went_back = self.now < before - _JITTER
         self.micros = int(self.now * 1_000_000)
 
     def commit(self) -> None:
@@ -135,17 +150,30 @@ class Transaction:
         self.commits += 1
 
     def rollback(self) -> None:
-        """Undo everything since ``begin``, as far as SQLite has not done so itself."""
+        """Undo everything since ``begin``, as far as SQLite has not done so itself; raises nothing."""
         self._positions.clear()
         self._moved.clear()
         self._frames.clear()
-        self.effects = Effects([], [], [], [])
+        self.effects = Effects([], [], [], [], [])
         if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                log.exception("a rollback failed")
+
+    def is_stored(self, move: tuple[int, int, int, int, int]) -> bool | None:
+        """Return whether a head stands where a transaction had moved it; None when it went on since."""
+        run, version, *_ = move
+        row = self.connection.execute(
+            "SELECT run, version, last_seq, epoch, updated FROM heads WHERE run = ?", (run,)
+        ).fetchone()
+        if row is not None and row[1] > version:
+            return None
+        return bool(row == move)
 
     def take_effects(self) -> Effects:
         """Return what must be told, and begin anew."""
-        effects, self.effects = self.effects, Effects([], [], [], [])
+        effects, self.effects = self.effects, Effects([], [], [], [], [])
         return effects
 
     def position(self, key: RunKey) -> Position | None:
@@ -169,6 +197,7 @@ class Transaction:
 
     def move(self, position: Position) -> None:
         """Have a changed position written."""
+        self.newest_move = (position.run, position.version, position.last_seq, position.epoch, position.updated)
         self._moved[position.run] = position
 
     def add_frame(self, run: int, frame: Frame) -> None:

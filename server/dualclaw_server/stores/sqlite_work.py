@@ -4,6 +4,13 @@ A run has at most one item. While somebody holds it, another wish for delivery (
 in the queue) is only noted in ``again`` and turns into a new item when the holder acks: so no wake can
 steal a running run, and none is lost. A note left by a signal is dropped if the run has parked meanwhile and
 has read all its signals.
+
+Clocks jump, and a lease must end by the clock of the wall, the only one processes share:
+- Forward (also when the machine slept), every lease looks over at once. So a lease that is over is first prolonged
+  by half its length, once: a holder that lives beats every third, and keeps its run. A process that is gone is known
+  by its lock and gets no such time.
+- Backward, what is due now would have to wait until the clock is there again. So whoever sees the clock go back, or
+  opens a file whose times are implausible, brings them up to date.
 """
 
 from __future__ import annotations
@@ -18,6 +25,10 @@ from dualclaw_server.stores.sqlite_transaction import Transaction
 
 FOR_SIGNAL, FOR_CERTAIN = 1, 2
 """Values of ``work.again``: delivered again if the run has not read its signals; in any case."""
+
+
+FARTHEST = 3600.0
+"""Seconds an item may be put back for at most; one that is due later was made by a clock that was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +50,18 @@ def register(tx: Transaction, locks: OwnerLocks) -> None:
     assert owner is not None  # noqa: S101 - an INSERT has one
     locks.take(owner)
     tx.owner = owner
+    clock_went_back(tx, FARTHEST)
     for (other,) in tx.connection.execute("SELECT id FROM owners WHERE id != ?", (owner,)).fetchall():
         if not locks.lives(other):
             release(tx, other)
+
+
+def clock_went_back(tx: Transaction, plausible: float = 0.0) -> None:
+    """Make due what would be waited for in vain: items due in more than ``plausible`` seconds, leases over-long."""
+    tx.connection.execute("UPDATE work SET ready = ? WHERE token IS NULL AND ready > ?", (tx.now, tx.now + plausible))
+    tx.connection.execute(
+        "UPDATE work SET ready = ?1 + lease WHERE token IS NOT NULL AND ready > ?1 + lease", (tx.now,)
+    )
 
 
 def make_due(tx: Transaction, run: int, pool: str, again: int) -> None:
@@ -71,24 +91,31 @@ def wake(tx: Transaction, key: RunKey, at: float) -> None:
 def claim(tx: Transaction, pool: str, worker: str, lease: float) -> Delivery | None:
     """Take the item that has been ready the longest; None when nothing is ready."""
     _fire_timers(tx)
-    row = tx.connection.execute(
-        "SELECT w.run, r.tenant, r.run_id, w.deliveries FROM work w JOIN runs r ON r.id = w.run"
-        " WHERE w.pool = ? AND w.ready <= ? ORDER BY w.ready, w.run LIMIT 1",
-        (pool, tx.now),
-    ).fetchone()
+    while (row := _first_ready(tx, pool)) is not None and row[4]:
+        tx.connection.execute("UPDATE work SET ready = ? + lease / 2, warned = 1 WHERE run = ?", (tx.now, row[0]))
     delivery = None
     if row is not None:
-        run, tenant, run_id, deliveries = row
+        run, tenant, run_id, deliveries, _ = row
         delivery = Delivery(run, RunKey(tenant, run_id), secrets.randbits(62), deliveries > 0)
         tx.connection.execute(
-            "UPDATE work SET token = ?, owner = ?, worker = ?, ready = ?, deliveries = deliveries + 1, again = 0"
-            " WHERE run = ?",
-            (delivery.token, tx.owner, worker, tx.now + lease, run),
+            "UPDATE work SET token = ?, owner = ?, worker = ?, ready = ?, lease = ?, warned = 0,"
+            " deliveries = deliveries + 1, again = 0 WHERE run = ?",
+            (delivery.token, tx.owner, worker, tx.now + lease, lease, run),
         )
     due = next_due(tx, pool)
     if due is not None:
         tx.effects.ready.append((pool, due))
     return delivery
+
+
+def _first_ready(tx: Transaction, pool: str) -> tuple[int, str, str, int, int] | None:
+    """Return the item that has been ready the longest, last of it 1 if its holder is to have time for another beat."""
+    row: tuple[int, str, str, int, int] | None = tx.connection.execute(
+        "SELECT w.run, r.tenant, r.run_id, w.deliveries, w.token IS NOT NULL AND NOT w.warned"
+        " FROM work w JOIN runs r ON r.id = w.run WHERE w.pool = ? AND w.ready <= ? ORDER BY w.ready, w.run LIMIT 1",
+        (pool, tx.now),
+    ).fetchone()
+    return row
 
 
 def next_due(tx: Transaction, pool: str) -> float | None:
@@ -100,13 +127,10 @@ def next_due(tx: Transaction, pool: str) -> float | None:
 
 
 def _fire_timers(tx: Transaction) -> None:
-    fired = tx.connection.execute(
-        "SELECT DISTINCT t.run, r.pool FROM timers t JOIN runs r ON r.id = t.run WHERE t.at <= ?", (tx.now,)
-    ).fetchall()
-    if fired:
-        tx.connection.execute("DELETE FROM timers WHERE at <= ?", (tx.now,))
-        for run, pool in fired:
-            make_due(tx, run, pool, FOR_CERTAIN)
+    fired = tx.connection.execute("DELETE FROM timers WHERE at <= ? RETURNING run", (tx.now,)).fetchall()
+    for run in sorted({run for (run,) in fired}):
+        (pool,) = tx.connection.execute("SELECT pool FROM runs WHERE id = ?", (run,)).fetchone()
+        make_due(tx, run, pool, FOR_CERTAIN)
 
 
 def ack(tx: Transaction, delivery: Delivery) -> None:
@@ -124,14 +148,14 @@ def ack(tx: Transaction, delivery: Delivery) -> None:
 
 
 def nak(tx: Transaction, delivery: Delivery, delay: float) -> None:
-    """Put an item back; nothing happens when its lease was lost."""
+    """Put an item back, for ``FARTHEST`` seconds at most; nothing happens when its lease was lost."""
     row = tx.connection.execute(
         "SELECT again, pool FROM work WHERE run = ? AND token = ?", (delivery.run, delivery.token)
     ).fetchone()
     if row is None:
         return
     again, pool = row
-    ready = tx.now if again else tx.now + delay
+    ready = tx.now if again else tx.now + min(delay, FARTHEST)
     tx.connection.execute(
         "UPDATE work SET token = NULL, owner = NULL, ready = ?, again = 0 WHERE run = ?", (ready, delivery.run)
     )
@@ -146,8 +170,31 @@ def release(tx: Transaction, owner: int) -> None:
     tx.effects.ready.extend((pool, tx.now) for (pool,) in pools)
 
 
+def take_back(tx: Transaction, key: RunKey) -> bool:
+    """Make one run's item claimable at once, whoever holds it; False when it has none."""
+    row = tx.connection.execute(
+        "SELECT id, pool FROM runs WHERE tenant = ? AND run_id = ?", (key.tenant, key.run_id)
+    ).fetchone()
+    if row is None:
+        raise unknown_run()
+    run, pool = row
+    _note_taken(tx, run)
+    done = tx.connection.execute(
+        "UPDATE work SET token = NULL, owner = NULL, ready = ?, again = 0 WHERE run = ?", (tx.now, run)
+    )
+    tx.effects.ready.append((pool, tx.now))
+    return done.rowcount == 1
+
+
+def _note_taken(tx: Transaction, run: int) -> None:
+    held = tx.connection.execute("SELECT token FROM work WHERE run = ? AND token IS NOT NULL", (run,))
+    tx.effects.taken += [token for (token,) in held]
+
+
 def drop(tx: Transaction, run: int, *, held_too: bool) -> None:
     """Drop what could still wake a run; its item in hand only with ``held_too``, else that goes with the ack."""
+    if held_too:
+        _note_taken(tx, run)
     tx.connection.execute("DELETE FROM timers WHERE run = ?", (run,))
     tx.connection.execute("DELETE FROM work WHERE run = ? AND (token IS NULL OR ?)", (run, held_too))
     tx.connection.execute("UPDATE work SET again = 0 WHERE run = ?", (run,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualclaw import BusyPolicy
 from dualclaw_server.engine.store import FINAL, MAX_QUEUED, Answers, Created, Frame, NewRun, RunKey
-from dualclaw_server.stores import records, sqlite_work
+from dualclaw_server.stores import records, sqlite_retention, sqlite_work
 from dualclaw_server.stores.records import INTERRUPTED, QUEUED, RUNNING
 from dualclaw_server.stores.sqlite_transaction import Position, Transaction
 
@@ -44,6 +44,7 @@ def create(tx: Transaction, new: NewRun) -> Created:
     connection.execute(
         "INSERT INTO heads (run, version, last_seq, epoch, updated) VALUES (?, 0, 0, 0, ?)", (run, tx.micros)
     )
+    tx.newest_move = (run, 0, 0, 0, tx.micros)
     connection.execute(
         "INSERT INTO messages (run, position, conversation, activation, visible, body) VALUES (?, 0, ?, 0, 0, ?)",
         (run, conversation, new.message.SerializeToString()),
@@ -213,6 +214,7 @@ def append(tx: Transaction, key: RunKey, frame: Frame, expect: int) -> int:
         _show(tx, at.run)
         tx.connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, at.conversation))
     if state in FINAL:
+        tx.connection.execute("UPDATE runs SET rested = ? WHERE id = ?", (tx.micros, at.run))
         sqlite_work.drop(tx, at.run, held_too=False)
         _start_next(tx, at)
     return at.version
@@ -222,7 +224,7 @@ def _store_parts(tx: Transaction, at: Position, frame: Frame) -> None:
     """Store what a frame carries beside its events."""
     connection = tx.connection
     if frame.checkpoint:
-        _drop_checkpoint_blob(tx, at.run)
+        sqlite_retention.drop_checkpoint_blob(tx, at.run)
         connection.execute(
             "INSERT INTO checkpoints (run, seq, body, blob) VALUES (?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET"
             " seq = excluded.seq, body = excluded.body, blob = excluded.blob",
@@ -248,12 +250,6 @@ def _store_parts(tx: Transaction, at: Position, frame: Frame) -> None:
         connection.execute("UPDATE runs SET info = ? WHERE id = ?", (frame.run.SerializeToString(), at.run))
 
 
-def _drop_checkpoint_blob(tx: Transaction, run: int) -> None:
-    row = tx.connection.execute("SELECT blob FROM checkpoints WHERE run = ?", (run,)).fetchone()
-    if row is not None:
-        tx.drop_blob(row[0])
-
-
 def _start_next(tx: Transaction, ended: Position) -> None:
     """If the run that ended was the active one, start the one that has waited longest."""
     (active,) = tx.connection.execute("SELECT active FROM conversations WHERE id = ?", (ended.conversation,)).fetchone()
@@ -275,26 +271,12 @@ def delete(tx: Transaction, key: RunKey) -> None:
     at = tx.position(key)
     if at is not None:
         tx.connection.execute("DELETE FROM messages WHERE run = ? AND NOT visible", (at.run,))
-        _purge(tx, at.run, key)
+        sqlite_retention.purge(tx, at.run, key)
         _start_next(tx, at)
 
 
-def _purge(tx: Transaction, run: int, key: RunKey) -> None:
-    tx.forget(key)
-    sqlite_work.drop(tx, run, held_too=True)
-    for (blob,) in tx.connection.execute(
-        "SELECT blob FROM frames WHERE run = ? AND blob IS NOT NULL", (run,)
-    ).fetchall():
-        tx.drop_blob(blob)
-    _drop_checkpoint_blob(tx, run)
-    for table in ("frames", "checkpoints", "inbox", "answers", "requests", "heads"):
-        tx.connection.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names from the line above
-    tx.connection.execute("DELETE FROM runs WHERE id = ?", (run,))
-    tx.effects.gone.append(key)
-
-
 def delete_conversation(tx: Transaction, tenant: str, conversation_id: str) -> None:
-    """Delete a conversation, its messages, runs and request ids."""
+    """Make a conversation and all that belongs to it unknown; ``sqlite_retention.buried_step`` then takes it away."""
     row = tx.connection.execute(
         "SELECT c.id, r.run_id FROM conversations c LEFT JOIN runs r ON r.id = c.active"
         " WHERE c.tenant = ? AND c.conversation_id = ?",
@@ -305,11 +287,7 @@ def delete_conversation(tx: Transaction, tenant: str, conversation_id: str) -> N
     conversation, active = row
     if active is not None:
         raise records.conversation_busy(active)
-    runs = tx.connection.execute("SELECT id, run_id FROM runs WHERE conversation = ?", (conversation,)).fetchall()
-    for run, run_id in runs:
-        _purge(tx, run, RunKey(tenant, run_id))
-    tx.connection.execute("DELETE FROM messages WHERE conversation = ?", (conversation,))
-    tx.connection.execute("DELETE FROM conversations WHERE id = ?", (conversation,))
+    sqlite_retention.bury(tx, conversation)
 
 
 def put(tx: Transaction, tenant: str, name: str, value: bytes, revision: int) -> int | None:

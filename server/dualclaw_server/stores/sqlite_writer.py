@@ -6,9 +6,12 @@ Rules:
 - Text frames can wait: a batch of nothing else begins at the earliest ``gather`` seconds after the last
   one, so frames of many runs share a commit. Any other operation, and the first frame after a quiet time,
   goes at once.
+- An append that builds on one that failed fails the same way: it is not another writer that stands against it.
 - A refused operation fails alone. If the database refuses (no room), every operation of the batch is tried
   once more by itself, so that a big frame does not take the others' acks with it.
-- An error of the commit itself leaves open what is on disk: Ambiguous. An error before it stores nothing.
+- An error before the commit stores nothing. An error of the commit itself leaves open what is on disk, so the tail is
+  read: the newest head that the transaction has moved is there, or it is not, and then the batch is tried once more.
+  Ambiguous is left for when that cannot be read, or nothing was moved.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from dualclaw.errors import EngineError
-from dualclaw_server.engine.store import Ambiguous, Fenced, Frame, RunKey, Unavailable
-from dualclaw_server.stores import sqlite_write
-from dualclaw_server.stores.sqlite_file import store_error
+from dualclaw_server.engine.store import Ambiguous, Fenced, Full, RunKey, StoreError, Unavailable
+from dualclaw_server.stores import sqlite_work
+from dualclaw_server.stores.sqlite_file import primary_code, store_error
+from dualclaw_server.stores.sqlite_operations import Append, Operation
 from dualclaw_server.stores.sqlite_transaction import Effects, Transaction
 
 log = logging.getLogger(__name__)
@@ -33,49 +36,8 @@ log = logging.getLogger(__name__)
 GATHER = 0.004
 """Seconds between two commits of nothing but text."""
 
+_REMEMBERED = 1024
 _REFUSALS = (EngineError, Fenced, ValueError)
-
-
-class Operation(Protocol):
-    """Something to do in a transaction."""
-
-    full: bool
-    """True: its commit must survive a power loss."""
-    urgent: bool
-    """False: it may wait for others."""
-
-    def apply(self, tx: Transaction) -> object:
-        """Do it; raises EngineError, Fenced or ValueError before anything is written."""
-
-    def settle(self, outcome: object) -> None:
-        """Learn, on the event loop, what became of it: the result, or the exception."""
-
-
-class Append:
-    """The operation there is most of: a frame for a log."""
-
-    __slots__ = ("expect", "frame", "full", "future", "key", "urgent")
-
-    def __init__(self, key: RunKey, frame: Frame, expect: int, full: bool, future: asyncio.Future[int]) -> None:
-        self.key = key
-        self.frame = frame
-        self.expect = expect
-        self.full = full
-        self.urgent = full or frame.durable
-        self.future = future
-
-    def apply(self, tx: Transaction) -> int:
-        """Append the frame; gives the new version."""
-        return sqlite_write.append(tx, self.key, self.frame, self.expect)
-
-    def settle(self, outcome: object) -> None:
-        """Keep the promise."""
-        if self.future.done():
-            return
-        if isinstance(outcome, int):
-            self.future.set_result(outcome)
-        elif isinstance(outcome, BaseException):
-            self.future.set_exception(outcome)
 
 
 class Writer:
@@ -96,6 +58,7 @@ class Writer:
         self._wake = threading.Event()
         self._urgent = threading.Event()
         self._closing = False
+        self._failed: dict[RunKey, tuple[int, StoreError]] = {}
         self._thread = threading.Thread(target=self._run, name="dualclaw-writer", daemon=True)
 
     @property
@@ -154,16 +117,34 @@ class Writer:
             # Nobody else could tell the waiting callers.
             outcomes = [error] * len(batch)
             log.exception("the writer failed")
+        self._pass_failures_on(batch, outcomes)
         effects = self._tx.take_effects()
         self._loop.call_soon_threadsafe(self._tell, batch, outcomes, effects)
 
-    def _attempt(self, batch: Sequence[Operation]) -> list[object]:
+    def _pass_failures_on(self, batch: Sequence[Operation], outcomes: list[object]) -> None:
+        for at, (operation, outcome) in enumerate(zip(batch, outcomes, strict=True)):
+            if not isinstance(operation, Append):
+                continue
+            expected, failure = self._failed.pop(operation.key, (-1, None))
+            if isinstance(outcome, Fenced) and failure is not None and operation.expect == expected:
+                outcomes[at] = failure
+            elif isinstance(outcome, Full | Unavailable | Ambiguous):
+                failure = outcome
+            else:
+                continue
+            self._failed[operation.key] = (operation.expect + 1, failure)
+        if len(self._failed) > _REMEMBERED:
+            self._failed.clear()
+
+    def _attempt(self, batch: Sequence[Operation], *, again: bool = False) -> list[object]:
         """Return each operation's outcome: its result, or the exception that says why there is none."""
         tx = self._tx
         outcomes: list[object] = []
         committing = False
         try:
             tx.begin(full=any(operation.full for operation in batch))
+            if tx.went_back:
+                sqlite_work.clock_went_back(tx)
             for operation in batch:
                 try:
                     outcomes.append(operation.apply(tx))
@@ -173,29 +154,44 @@ class Writer:
             committing = True
             tx.commit()
         except sqlite3.Error as error:
-            return self._recover(batch, error, committing=committing)
+            if committing and primary_code(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+                return self._resolve(batch, outcomes, error, again=again)
+            return self._recover(batch, error)
         except Exception as error:
             tx.rollback()
             return [error] if len(batch) == 1 else self._one_by_one(batch)
         return outcomes
 
-    def _recover(self, batch: Sequence[Operation], error: sqlite3.Error, *, committing: bool) -> list[object]:
-        try:
-            self._tx.rollback()
-        except sqlite3.Error:
-            log.exception("rollback failed")
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if committing and code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
-            log.error("a commit failed: %s", error)
-            return [Ambiguous(f"it is unknown whether the commit was stored: {error}")] * len(batch)
-        if len(batch) > 1 and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
+    def _recover(self, batch: Sequence[Operation], error: sqlite3.Error) -> list[object]:
+        """Return what became of a batch that was not committed."""
+        self._tx.rollback()
+        if len(batch) > 1 and primary_code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
             return self._one_by_one(batch)
         log.warning("a transaction failed: %s", error)
         return [store_error(error)] * len(batch)
 
+    def _resolve(
+        self, batch: Sequence[Operation], outcomes: list[object], error: sqlite3.Error, *, again: bool
+    ) -> list[object]:
+        """Return what became of a batch whose commit failed."""
+        log.error("a commit failed: %s", error)
+        moved, effects = self._tx.newest_move, self._tx.take_effects()
+        self._tx.rollback()
+        try:
+            stored = self._tx.is_stored(moved) if moved is not None else None
+        except sqlite3.Error as unreadable:
+            log.error("the tail cannot be read: %s", unreadable)
+            stored = None
+        if stored is None:
+            return [Ambiguous(f"it is unknown whether the commit was stored: {error}")] * len(batch)
+        if stored:
+            self._tx.effects = effects
+            return outcomes
+        return [store_error(error)] * len(batch) if again else self._attempt(batch, again=True)
+
     def _one_by_one(self, batch: Sequence[Operation]) -> list[object]:
         outcomes: list[object] = []
-        told = Effects([], [], [], [])
+        told = Effects([], [], [], [], [])
         for operation in batch:
             outcomes += self._attempt([operation])
             told.add(self._tx.take_effects())

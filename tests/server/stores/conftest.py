@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ import pytest
 from dualclaw import BusyPolicy, Delta, EngineEvent, InterruptItem, Message, Role, Run, RunResponse, RunState
 from dualclaw_server.engine.store import Answers, Claim, Frame, NewRun, RunKey, RunMessage, RunStore
 from dualclaw_server.stores.memory import MemoryStore
+from dualclaw_server.stores.nats import NatsStore, parse_address
 from dualclaw_server.stores.sqlite import SqliteStore
+from tests.nats_servers import NatsServers, nats_r1, nats_r3
+
+__all__ = ["nats_r1", "nats_r3"]
 
 QUEUED = RunState.RUN_STATE_QUEUED
 RUNNING = RunState.RUN_STATE_RUNNING
@@ -116,12 +121,52 @@ def make() -> Make:
     return Make()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RunStore]:
+Place = Callable[[], RunStore]
+"""Makes a store object, not yet open. Each call gives another one on the same runs, as a second process would have it;
+for what lives in one process only it is the same object."""
+
+
+def memory_place(request: pytest.FixtureRequest, folder: Path) -> Place:
+    store = MemoryStore(max_pending=4096)
+    return lambda: store
+
+
+def sqlite_place(request: pytest.FixtureRequest, folder: Path) -> Place:
+    return lambda: SqliteStore(folder / "runs.db", max_pending=4096)
+
+
+def nats_place(servers: str) -> Callable[[pytest.FixtureRequest, Path], Place]:
+    def place(request: pytest.FixtureRequest, folder: Path) -> Place:
+        cluster: NatsServers = request.getfixturevalue(servers)
+        address = parse_address(cluster.url())
+        request.addfinalizer(lambda: cluster.remove(address.name))
+        return lambda: NatsStore(address, accept_loss=True, max_pending=4096)
+
+    return place
+
+
+STORES: dict[str, Callable[[pytest.FixtureRequest, Path], Place]] = {
+    "memory": memory_place,
+    "sqlite": sqlite_place,
+    "nats-r1": nats_place("nats_r1"),
+    "nats-r3": nats_place("nats_r3"),
+}
+"""Every store there is: the whole suite runs over each. A place is fresh for every test; what is dear, such as a
+server, is a session fixture that the place asks for by ``request.getfixturevalue``. To reopen is to ``close`` and
+``open`` the same object. A follower may keep 4096 bytes waiting, so that tests can make it lag."""
+
+
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a test's runs lie, in each kind of store in turn."""
+    name: str = request.param
+    return STORES[name](request, tmp_path)
+
+
+@pytest.fixture
+async def store(place: Place) -> AsyncIterator[RunStore]:
     """Each store in turn, open."""
-    made: RunStore = MemoryStore(max_pending=4096)
-    if request.param == "sqlite":
-        made = SqliteStore(tmp_path / "runs.db", max_pending=4096)
+    made = place()
     await made.open()
     yield made
     await made.close()
@@ -199,3 +244,54 @@ def parse(frames: Sequence[Frame]) -> list[EngineEvent]:
 def events_of() -> Callable[[Sequence[Frame]], list[EngineEvent]]:
     """Parses frames, and checks that each holds the events it says."""
     return parse
+
+
+WRONG = {
+    "a log with a hole": """
+        SELECT run FROM (SELECT run, first_seq, lag(last_seq) OVER (PARTITION BY run ORDER BY last_seq) AS before
+        FROM frames) JOIN runs ON runs.id = run AND kept_from = 1 WHERE first_seq != coalesce(before, 0) + 1""",
+    "a head that is not where its log ends": """
+        SELECT r.id FROM runs r JOIN heads h ON h.run = r.id LEFT JOIN frames f ON f.run = r.id
+        GROUP BY r.id HAVING coalesce(max(f.last_seq), r.kept_from - 1) != h.last_seq""",
+    "a blob miscounted": """
+        SELECT hash FROM blobs b WHERE uses != (SELECT count(*) FROM frames f WHERE f.blob = b.hash)
+        + (SELECT count(*) FROM checkpoints c WHERE c.blob = b.hash)""",
+    "a payload without its blob": """
+        SELECT blob FROM (SELECT blob FROM frames UNION SELECT blob FROM checkpoints)
+        WHERE blob IS NOT NULL AND blob NOT IN (SELECT hash FROM blobs)""",
+    "a conversation whose active run is not active": """
+        SELECT c.id FROM conversations c LEFT JOIN runs r ON r.id = c.active
+        WHERE c.active IS NOT NULL AND (r.id IS NULL OR r.state NOT IN (2, 3) OR r.conversation != c.id)""",
+    "an active run its conversation does not know": """
+        SELECT r.id FROM runs r JOIN conversations c ON c.id = r.conversation
+        WHERE r.state IN (2, 3) AND c.active IS NOT r.id""",
+    "a run that waits behind nobody": """
+        SELECT r.id FROM runs r JOIN conversations c ON c.id = r.conversation WHERE r.state = 1 AND c.active IS NULL""",
+    "a run whose rest is not noted": "SELECT id FROM runs WHERE state < 4 AND rested IS NOT NULL",
+    "a final run that will never be compacted": """
+        SELECT r.id FROM runs r JOIN frames f ON f.run = r.id WHERE r.state >= 4 AND r.rested IS NULL""",
+    "a final run that would be delivered": """
+        SELECT r.id FROM runs r JOIN work w ON w.run = r.id WHERE r.state >= 4 AND (w.token IS NULL OR w.again)""",
+    "something of a run that is gone": " UNION ".join(
+        f"SELECT run FROM {table} WHERE run NOT IN (SELECT id FROM runs)"  # noqa: S608 - names from the next line
+        for table in ("heads", "frames", "checkpoints", "inbox", "answers", "requests", "work", "timers")
+    ),
+    "a run without a head": "SELECT id FROM runs WHERE id NOT IN (SELECT run FROM heads)",
+    "a message of no conversation": """
+        SELECT run FROM messages WHERE conversation NOT IN (SELECT id FROM conversations)""",
+    "a private message that people see": "SELECT run FROM messages WHERE visible AND scope != ''",
+}
+"""What must never be found in the file of a SQLite store, whatever happened to it."""
+
+
+def check_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found = {what: rows for what, query in WRONG.items() if (rows := connection.execute(query).fetchall())}
+    assert found == {}
+
+
+@pytest.fixture
+def sound() -> Callable[[Path], None]:
+    """Fails when a SQLite file is damaged or contradicts itself."""
+    return check_file

@@ -19,6 +19,9 @@ class Log:
         self.key = key
         self.frames = []
         self.reads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.broken = False
 
     def add(self, frame, *, publish=True):
         self.frames.append(frame)
@@ -27,7 +30,11 @@ class Log:
 
     async def read(self, key, after):
         self.reads += 1
-        return [frame.after(after) for frame in self.frames if frame.last_seq > after], True
+        if self.broken:
+            raise Unavailable("broken")
+        seen = list(self.frames)
+        await self.gate.wait()
+        return [frame.after(after) for frame in seen if frame.last_seq > after], True
 
     def follow(self, after):
         return self.live.follow(self.key, after, self.read)
@@ -89,6 +96,100 @@ async def test_frames_that_were_read_are_not_shown_again_when_they_come_live(log
         log.live.publish(log.key, make.frame(2, 4))
         seen += events_of(await anext(frames))
     assert [event.seq for event in seen] == [2, 3, 4, 5]
+
+
+async def test_a_thousand_that_attach_at_once_share_the_reads(log, make, events_of):
+    """The second read serves all who came while the first was under way, and all get the very same frames."""
+    log.add(make.frame(1, 3))
+    log.gate.clear()
+    followers = [log.follow(0) for _ in range(1000)]
+    first = asyncio.create_task(anext(followers[0]))
+    await asyncio.sleep(0.01)
+    rest = [asyncio.create_task(anext(follower)) for follower in followers[1:]]
+    await asyncio.sleep(0.01)
+    log.gate.set()
+    async with asyncio.timeout(20):
+        batches = [await first, *(await asyncio.gather(*rest))]
+    assert log.reads == 2
+    assert all(batch == batches[0] for batch in batches)
+    assert len({id(batch[0].body) for batch in batches}) == 1
+    for follower in followers:
+        await follower.aclose()
+
+
+async def test_a_run_that_grows_elsewhere_is_read_once_for_all_its_followers(log, make, events_of):
+    """However many watch a run of another process, each growth costs a read, not one for each of them."""
+    followers = [log.follow(0) for _ in range(300)]
+    log.add(make.frame(1))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(anext(follower) for follower in followers))
+        before = log.reads
+        for seq in range(2, 12):
+            waiting = [asyncio.create_task(anext(follower)) for follower in followers]
+            await asyncio.sleep(0)
+            log.add(make.frame(seq), publish=False)
+            log.live.reread(log.key)
+            for batch in await asyncio.gather(*waiting):
+                assert [event.seq for event in events_of(batch)] == [seq]
+    assert log.reads - before <= 20
+    for follower in followers:
+        await follower.aclose()
+
+
+async def test_nobody_joins_a_read_that_has_begun(log, make, events_of):
+    """Such a read may miss what was committed before the joiner came; the joiner's own read comes after it."""
+    log.gate.clear()
+    early, late = log.follow(0), log.follow(0)
+    first = asyncio.create_task(anext(early))
+    await asyncio.sleep(0.01)
+    log.frames.append(make.frame(1))  # committed, and told to nobody who is here
+    second = asyncio.create_task(anext(late))
+    await asyncio.sleep(0.01)
+    log.gate.set()
+    async with asyncio.timeout(5):
+        assert [event.seq for event in events_of(await second)] == [1]
+        log.live.reread(log.key)
+        assert [event.seq for event in events_of(await first)] == [1]
+    for follower in (early, late):
+        await follower.aclose()
+
+
+async def test_a_shared_read_survives_those_who_leave_and_its_failure_reaches_all(log, make):
+    """One client's end is not another's; a failed read is told to everybody who waits for it, and tried anew after."""
+    log.add(make.frame(1))
+    log.gate.clear()
+    followers = [log.follow(0) for _ in range(3)]
+    waiting = [asyncio.create_task(anext(follower)) for follower in followers]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    await asyncio.sleep(0.01)
+    log.gate.set()
+    async with asyncio.timeout(5):
+        assert [len(await one) for one in waiting[1:]] == [1, 1]
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    log.broken = True
+    failing = [asyncio.create_task(anext(log.follow(0))) for _ in range(3)]
+    async with asyncio.timeout(5):
+        assert [type(one) for one in await asyncio.gather(*failing, return_exceptions=True)] == [Unavailable] * 3
+    log.broken = False
+    async with asyncio.timeout(5), aclosing(log.follow(0)) as frames:
+        assert len(await anext(frames)) == 1
+    for follower in followers:
+        await follower.aclose()
+
+
+async def test_a_thousand_stalled_followers_keep_the_same_few_frames(log, make):
+    """What waits for them is bounded for all together, not only for each."""
+    log.add(make.frame(1))
+    followers = [log.follow(0) for _ in range(1000)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(anext(follower) for follower in followers))
+    for seq in range(2, 500):
+        log.add(make.frame(seq, text="w" * 90))
+        waiting = {id(frame): len(frame.body) for one in log.live._subscribers[log.key] for frame in one.frames}
+        assert sum(waiting.values()) <= 1000
+    for follower in followers:
+        await follower.aclose()
 
 
 async def test_closing_ends_every_follower(log, make):

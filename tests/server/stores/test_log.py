@@ -255,6 +255,19 @@ async def test_follow_of_an_unknown_run_is_refused_and_of_a_deleted_one_ends(sto
             await waiting
 
 
+async def test_a_follower_of_a_run_whose_conversation_is_deleted_ends(store, make, writer):
+    """It would wait for ever: the run is gone with its conversation."""
+    await store.create(make.new("r1", "c"))
+    log = writer(store, make.key("r1"))
+    await log.end()
+    async with asyncio.timeout(10), aclosing(store.follow(log.key, log.last_seq)) as frames:
+        waiting = asyncio.create_task(anext(frames))
+        await asyncio.sleep(0.05)
+        await store.delete_conversation("acme", "c")
+        with pytest.raises(EngineError, match="no such run"):
+            await waiting
+
+
 async def test_a_closed_follower_is_forgotten(store, make, writer):
     """Leaving costs the run nothing afterwards."""
     await store.create(make.new("r1"))

@@ -50,7 +50,7 @@ async def test_text_frames_gather_but_the_first_after_a_quiet_time_goes_at_once(
 
 
 async def test_the_sync_level_is_set_before_begin_to_the_strongest_need(sqlite, make, writer):
-    """FULL for create, signals, answers and frames that ask for it; NORMAL for text; never inside a transaction."""
+    """FULL for create, signals, answers and frames that ask for it; NORMAL for all else; never inside a transaction."""
     statements = []
     connection = sqlite._parts.writer._tx.connection
     await sqlite.create(make.new("r1"))
@@ -76,6 +76,17 @@ async def test_the_sync_level_is_set_before_begin_to_the_strongest_need(sqlite, 
     levels()
     await sqlite.answer(make.answers(log.key, "i1"))
     assert levels() == ["FULL", "BEGIN IMMEDIATE", "COMMIT"]
+    claim = await sqlite.claim("default", "w", 0)
+    await sqlite.wake(log.key, 4e9)
+    await sqlite.release(log.key)
+    await sqlite.put("acme", "x", b"", 0)
+    await sqlite.compact(4e9)
+    await sqlite.delete(log.key)
+    await sqlite.delete_conversation("acme", "c-r1")
+    await claim.ack()
+    seen = levels()
+    assert [level for level in seen if level not in ("BEGIN IMMEDIATE", "COMMIT")] == ["NORMAL"]
+    assert seen.index("NORMAL") == 0
     connection.set_trace_callback(None)
 
 
@@ -292,15 +303,16 @@ async def test_an_address_names_a_store(tmp_path):
     path = tmp_path / "new" / "folder" / "my runs?#.db"
     with contextlib.chdir(tmp_path):
         for url in (f"sqlite:{path}", "sqlite:relative/runs.db"):
-            store = store_from_url(url)
+            store = store_from_url(url, lease=5, max_stall=7)
             await store.open()
             await store.close()
+    assert (store._lease, store._max_stall) == (5, 7)
     assert path.exists()
     assert (tmp_path / "relative" / "runs.db").exists()
 
 
 @pytest.mark.parametrize(
-    "url", ["", "memory", "memory:x", "sqlite:", "sqlite", "postgres://x", "nats://host:4222", "sqlite:a\0b"]
+    "url", ["", "memory", "memory:x", "sqlite:", "sqlite", "postgres://x", "sqlite:a\0b"]
 )
 def test_an_address_that_names_no_store_is_refused_with_the_forms_there_are(url):
     """The text says what would be right."""

@@ -10,7 +10,7 @@ from dualclaw_server.engine.store import RunMessage
 from dualclaw_server.stores import SqliteStore
 from dualclaw_server.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS, VERSION
 
-STEPS = ("5c6097e814b76238", "39f5d006522e3f20")
+STEPS = ("5c6097e814b76238", "39f5d006522e3f20", "5136cbe55641e425")
 """Hashes of the steps, in order: a step never changes, because files have been made by it."""
 
 
@@ -78,6 +78,43 @@ async def test_a_parked_run_in_a_file_of_version_1_is_answered_and_goes_on(tmp_p
     await store.append(key, make.frame(1, epoch=2, state=4, messages=messages), 1)
     page = await store.list_messages("acme", "c", page_size=0, page_token="")
     assert [message.id for message in page.items] == ["ask", "call", "result"]
+    await store.close()
+
+
+async def test_the_finished_runs_of_a_file_of_version_2_come_under_retention(tmp_path, make):
+    """Their rest counts from their last event; the parked run beside them stays, and is worked on."""
+    path = tmp_path / "runs.db"
+    make_file(path, 2)
+    with closing(sqlite3.connect(path)) as connection:
+        for run, state in ((1, 4), (2, 3), (3, 5), (4, 6)):
+            connection.execute(
+                "INSERT INTO conversations (id, tenant, conversation_id, title, active, activations, created, updated)"
+                " VALUES (?1, 'acme', ?2, 'title', CASE WHEN ?3 = 3 THEN ?1 END, 1, 5, 5)",
+                (run, f"c{run}", state),
+            )
+            connection.execute(
+                "INSERT INTO runs (id, tenant, run_id, conversation, state, activation, pool, created, record, info)"
+                " VALUES (?1, 'acme', ?2, ?1, ?3, 1, 'default', 5, x'', x'')",
+                (run, f"r{run}", state),
+            )
+            connection.execute(
+                "INSERT INTO heads (run, version, last_seq, epoch, updated) VALUES (?, 1, 1, 1, ?)", (run, run * 10**6)
+            )
+            connection.execute(
+                "INSERT INTO frames (run, first_seq, last_seq, epoch, state, flags, body) VALUES (?, 1, 1, 1, ?, 3, ?)",
+                (run, state, make.events(1, 1)),
+            )
+        connection.execute("INSERT INTO work (run, pool, ready, token, deliveries) VALUES (2, 'default', 5.0, 7, 1)")
+        connection.commit()
+    store = SqliteStore(path)
+    await store.open()
+    assert await store.compact(3.0) == 1
+    assert [(await store.head(make.key(f"r{n}"))).kept_from for n in (1, 2, 3, 4)] == [2, 1, 1, 1]
+    assert await store.compact(4e9) == 2
+    assert len(await store.read(make.key("r2"), 0)) == 1
+    assert await store.release(make.key("r2"))
+    claim = await store.claim("default", "w", 2)
+    assert (claim.key, claim.redelivered) == (make.key("r2"), True)
     await store.close()
 
 
