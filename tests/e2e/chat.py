@@ -1,5 +1,7 @@
 """The chat page as tests see it: what it shows, what can be done with it, and what it is served by."""
 
+import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -130,6 +132,76 @@ class Shared:
     def tenant(self) -> str:
         """Return one nobody has had; it is also its key."""
         return next(self._tenants)
+
+
+class Line:
+    """A TCP way to a gateway that breaks in the middle of what it is told to, as a lost network does.
+
+    ``cut_at`` holds pieces of what the gateway sends: where the first of them passes, half of it is let through and
+    every connection is broken; then the next one is waited for.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._host, _, port = upstream.removeprefix("http://").rpartition(":")
+        self._port = int(port)
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cut_at: list[bytes] = []
+        self.address = ""
+
+    async def start(self) -> "Line":
+        """Listen at a free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def close(self) -> None:
+        """Break what is open and listen no more."""
+        if self._server is not None:
+            self._server.close()
+        self._break()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+
+    def _break(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        ends = {writer}
+        self._open.add(writer)
+        up: asyncio.Task[None] | None = None
+        try:
+            with contextlib.suppress(OSError):
+                inner_reader, inner_writer = await asyncio.open_connection(self._host, self._port)
+                ends.add(inner_writer)
+                self._open.add(inner_writer)
+                up = asyncio.create_task(self._copy(reader, inner_writer, watched=False))
+                await self._copy(inner_reader, writer, watched=True)
+        finally:
+            if up is not None:
+                up.cancel()
+                await asyncio.wait({up})
+            for end in ends:
+                end.close()
+            self._open -= ends
+            self._tasks.discard(task)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watched: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                if watched and self.cut_at and (place := data.find(self.cut_at[0])) >= 0:
+                    writer.write(data[: place + len(self.cut_at.pop(0)) // 2])
+                    await writer.drain()
+                    await asyncio.sleep(0.05)  # so that what was let through arrives before the end does
+                    self._break()
+                    return
+                writer.write(data)
+                await writer.drain()
 
 
 @dataclass

@@ -21,6 +21,12 @@ from .conftest import Launcher, Open
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+SAID = """() => {
+  window.said = [];
+  const told = document.querySelector("#told");
+  new MutationObserver(() => window.said.push(told.textContent)).observe(told, { childList: true });
+}"""
+"""Notes whatever a screen reader is told."""
 READ = [
     ".answer p", ".answer pre code", ".answer td", ".foot", ".question", ".finding strong", ".finding p", ".kind",
     ".brief", ".step dt", ".step dd pre", ".thought", ".conversations .when", ".hint", "#title",
@@ -294,10 +300,10 @@ async def test_the_keyboard_reaches_everything(chat: Chat) -> None:
 
     await page.locator(".skip").focus()
     order = []
-    for _ in range(5):
+    for _ in range(6):
         await page.keyboard.press("Tab")
         order.append(await page.evaluate("() => document.activeElement.id || document.activeElement.className"))
-    assert order == ["new", "open", "remove", "scroll", "question"]
+    assert order == ["new", "open", "remove", "scroll", "copy", "question"]
     address = page.url
     await page.locator(".skip").focus()
     await page.keyboard.press("Enter")
@@ -307,13 +313,14 @@ async def test_the_keyboard_reaches_everything(chat: Chat) -> None:
 
 
 async def test_a_screen_reader_is_told_what_happens(chat: Chat) -> None:
-    """Names and roles: a log, a polite answer that is busy while it is written, steps that say their state."""
+    """Names and roles; words of a few kinds are announced, and the answer once: no token is read aloud by itself."""
+    await chat.page.evaluate(SAID)
     await chat.ask("survey")
     await expect(chat.step("survey")).to_have_class("start")
     page = chat.page
     await expect(page.get_by_role("log", name="Conversation").get_by_role("article", name="Answer")).to_be_visible()
     await expect(page.get_by_role("article", name="Question")).to_have_text("survey")
-    await expect(chat.text).to_have_attribute("aria-live", "polite")
+    assert await chat.text.evaluate("(text) => text.closest('[aria-live]').ariaLive") == "off"
     await expect(chat.text).to_have_attribute("aria-busy", "true")
     await expect(page.get_by_role("status")).to_have_count(1)
     await expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
@@ -330,10 +337,15 @@ async def test_a_screen_reader_is_told_what_happens(chat: Chat) -> None:
     assert await failed.evaluate("(row) => row.isConnected")  # told once, not again at the end
     await expect(chat.step("survey").locator("dd")).to_have_count(2)
     await expect(chat.step("survey").locator("dd").last).to_be_visible()
+    await expect(page.locator("#told")).to_contain_text("Answer: One moment.")
+    said = await page.evaluate("() => window.said")
+    assert "survey is running" in said[0]
+    assert "ledger failed: ledger failed." in " ".join(said)
+    assert len(said) <= 4
 
 
 async def test_the_page_fits_a_phone_and_the_night(chat: Chat) -> None:
-    """Light and dark, 1200 and 380 pixels: nothing makes the page scroll sideways, and all text has contrast 4.5."""
+    """Light and dark, 1200 and 360 pixels: nothing makes the page scroll sideways, and all text has contrast 4.5."""
     chat.open_gate()
     page = chat.page
     await page.locator("#question").fill("survey wide " + "w" * 200)
@@ -346,7 +358,7 @@ async def test_the_page_fits_a_phone_and_the_night(chat: Chat) -> None:
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
         await page.emulate_media(color_scheme=scheme)
-        for width in (1200, 380):
+        for width in (1200, 360):
             await page.set_viewport_size({"width": width, "height": 740})
             for box in ("html", "#scroll", "#conversations"):
                 fits = "(element) => element.scrollWidth <= element.clientWidth"

@@ -202,7 +202,7 @@ async def test_cards_are_for_everybody(chat: Chat) -> None:
     await chat.ask("note")
     group = chat.page.get_by_role("group", name="note waits for approval")
     await expect(group).to_be_visible()
-    await chat.page.set_viewport_size({"width": 380, "height": 740})
+    await chat.page.set_viewport_size({"width": 360, "height": 740})
     assert await chat.page.locator("html").evaluate("(element) => element.scrollWidth <= element.clientWidth")
     await group.get_by_label("Comment").focus()
     for name in ("Comment (may be empty)", "rest of this conversation", "Approve"):

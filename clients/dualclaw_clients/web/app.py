@@ -3,7 +3,7 @@
 Starlette matches paths; everything behind it is plain ASGI, so a frame passes from the engine's stream to the
 server's ``send`` without a framework layer in between.
 
-Routes: ``POST /messages/stream`` (original); ``/v1/runs...`` (native); ``/v1/conversations...``, ``/v1/agents``
+Routes: ``POST /messages/stream`` (original); ``/v1/runs...`` (native); ``/v1/conversations...``, ``/v1/agents...``
 (JSON); ``GET /`` (the page); ``GET /healthz`` (the gateway is up; says nothing of the engine).
 """
 
@@ -71,6 +71,7 @@ class WebApp:
             "/v1/conversations/{conversation_id}": {"GET": read.get_conversation, "DELETE": read.delete_conversation},
             "/v1/conversations/{conversation_id}/messages": {"GET": read.list_messages},
             "/v1/agents": {"GET": read.list_agents},
+            "/v1/agents/{agent}": {"GET": read.get_agent},
             "/healthz": {"GET": _healthy},
             **{path: {"GET": file, "HEAD": file} for path, file in page_files().items()},
         }

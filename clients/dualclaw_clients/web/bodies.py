@@ -1,18 +1,19 @@
 """Reading and understanding request bodies: protobuf JSON of the rpc's request, or the original route's object.
 
 Native routes take both name styles of protobuf JSON (``request_id``, ``requestId``) and refuse what they do
-not know by name, so a typing error never becomes a silently ignored option. The original route ignores keys
-it does not know, because its front-ends were never told otherwise.
+not know by name, so a typing error never becomes a silently ignored option. Enum values may also be given as the
+frames show them ("approve" for DECISION_ACTION_APPROVE), so that what ``allowed_actions`` lists can be sent back.
+The original route ignores keys it does not know, because its front-ends were never told otherwise.
 """
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar, cast
 from urllib.parse import parse_qsl
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
 from google.protobuf.message import Message as ProtoMessage
 from starlette.types import Receive, Scope
 
@@ -88,11 +89,12 @@ def parse_message(message: M, value: dict[str, object]) -> M:
     Raises:
         EngineError: INVALID_REQUEST; unknown fields are named, all of them.
     """
-    unknown = dict(_unknown(cast("Descriptor", message.DESCRIPTOR), value, ""))
-    if unknown:
-        raise FieldError(unknown)
+    wrong: dict[str, str] = {}
+    whole = _understood(cast("Descriptor", message.DESCRIPTOR), value, "", wrong)
+    if wrong:
+        raise FieldError(wrong)
     try:
-        return json_format.ParseDict(value, message)
+        return json_format.ParseDict(whole, message)
     except json_format.ParseError as error:
         raise EngineError("INVALID_REQUEST", str(error)) from None
 
@@ -158,20 +160,47 @@ def parse_count(text: str, field: str) -> int:
     return int(text)
 
 
-def _unknown(descriptor: Descriptor, value: object, path: str) -> Iterator[tuple[str, str]]:
-    if not isinstance(value, dict):
-        return
+def _understood(
+    descriptor: Descriptor, value: dict[str, object], path: str, wrong: dict[str, str]
+) -> dict[str, object]:
+    """Return a message's JSON with enum values by their full names; what is not understood goes into ``wrong``."""
+    found: dict[str, object] = {}
     for key, inner in value.items():
+        found[key] = inner
         field = descriptor.fields_by_name.get(key) or descriptor.fields_by_camelcase_name.get(key)
         if field is None:
-            yield path + str(key), f"is not a field of {descriptor.name}"
+            wrong[path + str(key)] = f"is not a field of {descriptor.name}"
             continue
-        kind = field.message_type
-        if kind is None or kind.GetOptions().map_entry or kind.full_name.startswith("google.protobuf."):
+        kind, names = field.message_type, field.enum_type
+        if kind is not None and (kind.GetOptions().map_entry or kind.full_name.startswith("google.protobuf.")):
             continue
+        if kind is None and names is None:
+            continue
+        read: list[object] = []
         for index, item in enumerate(inner if isinstance(inner, list) else [inner]):
-            place = f"{path}{key}[{index}]." if isinstance(inner, list) else f"{path}{key}."
-            yield from _unknown(kind, item, place)
+            place = f"{path}{key}[{index}]" if isinstance(inner, list) else f"{path}{key}"
+            if names is not None:
+                read.append(_enum_name(names, item, place, wrong))
+            elif kind is not None and isinstance(item, dict):
+                read.append(_understood(kind, item, f"{place}.", wrong))
+            else:
+                read.append(item)  # no message; the parser says so in its own words
+        found[key] = read if isinstance(inner, list) else read[0]
+    return found
+
+
+def _enum_name(names: EnumDescriptor, value: object, path: str, wrong: dict[str, str]) -> object:
+    """Return the full name of a value given by its full or short name; numbers and null are protobuf JSON's own."""
+    if not isinstance(value, str):
+        return value
+    # buf's lint has every enum begin with ..._UNSPECIFIED, so what stands before it is the prefix of all.
+    prefix = names.values[0].name.removesuffix("UNSPECIFIED")
+    for full in (value, prefix + value.upper()):
+        if full in names.values_by_name:
+            return full
+    known = ", ".join(name.name.removeprefix(prefix).lower() for name in names.values[1:])
+    wrong[path] = f"{value[:80]!r} is not known; known are {known}"
+    return value
 
 
 def _camel_case(name: str) -> str:

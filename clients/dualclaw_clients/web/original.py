@@ -22,6 +22,7 @@ from dualclaw_clients.engine_client import EngineClient
 from dualclaw_clients.web.access import bearer_token
 from dualclaw_clients.web.bodies import original_request, parse_query, read_body
 from dualclaw_clients.web.native import CLAW
+from dualclaw_clients.web.replies import told
 from dualclaw_clients.web.streams import Sink, Streams
 
 RETRYABLE = frozenset({"STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "CONVERSATION_BUSY", "SLOW_CLIENT"})
@@ -95,6 +96,7 @@ def waiting(run: Run) -> EngineError:
 
 def failure_event(error: EngineError) -> EngineEvent:
     """Return the ``error`` event that tells a failure outside the run; its diagnosis code is the reason's."""
+    error = told(error)
     diagnosis = make_diagnosis(
         code=diagnosis_code(error.reason),
         severity="error",

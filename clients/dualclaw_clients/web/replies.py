@@ -3,8 +3,13 @@
 Every error body is ``{"error": {"reason", "message", "hint", "metadata", "fields"?}}``: ``reason`` is a name of
 ErrorReason, ``hint`` says what to do ("" when nothing can be said), ``fields`` is there when a request was malformed
 and maps each wrong field to what is wrong.
+
+One failure has no reason of its own in the contract: no engine answers the gateway. It goes by the reason of its gRPC
+code (UNAVAILABLE, so STORE_UNAVAILABLE and 503), and what tells it apart is ``metadata.engine`` = "unreachable" and
+its words, which are the gateway's. The engine's address stays in the gateway's log; callers have no use for it.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -16,6 +21,9 @@ from starlette.types import Scope, Send
 
 from dualclaw.errors import EngineError, FieldError, Reason
 from dualclaw.status import code_of
+from dualclaw_clients.engine_client import EngineUnreachable
+
+LOG = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -70,6 +78,20 @@ def http_status(error: EngineError) -> int:
     return HTTP_STATUS.get(error.metadata.get("grpc_code") or code_of(error.reason).name, 500)
 
 
+def told(error: EngineError) -> EngineError:
+    """Return a failure as callers are told it: as it is, but "no engine answers" in words that are true for them."""
+    if not isinstance(error, EngineUnreachable):
+        return error
+    LOG.warning("%s", error.message)
+    where = {name: error.metadata[name] for name in ("run_id", "last_seq") if name in error.metadata}
+    hint = (
+        "Try again in a moment, a start with the same request_id. If it stays: is dualclaw-server running, and does "
+        "DUALCLAW_ENGINE of the gateway name it? The gateway's log has the address."
+    )
+    metadata = {**where, "engine": "unreachable", "grpc_code": "UNAVAILABLE", "hint": hint}
+    return EngineError(error.reason, "the gateway cannot reach its engine", metadata, retry_after=error.retry_after)
+
+
 async def send_body(
     scope: Scope, send: Send, status: int, body: bytes, content_type: bytes, headers: Headers = ()
 ) -> None:
@@ -110,6 +132,7 @@ async def send_message(scope: Scope, send: Send, message: ProtoMessage) -> None:
 
 async def send_error(scope: Scope, send: Send, error: EngineError) -> None:
     """Send a failure as JSON under its HTTP status."""
+    error = told(error)
     status = http_status(error)
     content: dict[str, object] = {
         "reason": error.reason,

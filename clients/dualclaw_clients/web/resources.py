@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from dualclaw import (
     DeleteConversationResponse,
+    GetAgentResponse,
     GetConversationResponse,
     GetRunResponse,
     ListAgentsRequest,
@@ -78,6 +79,12 @@ class Resources:
         size, page_token = _page(parse_query(scope, _PAGE))
         request = ListAgentsRequest(page_size=size, page_token=page_token)
         await send_message(scope, send, await self._engine.list_agents(request, token=bearer_token(scope)))
+
+    async def get_agent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /v1/agents/{agent}."""
+        parse_query(scope, {})
+        agent = await self._engine.get_agent(scope["path_params"]["agent"], token=bearer_token(scope))
+        await send_message(scope, send, GetAgentResponse(agent=agent))
 
 
 def _page(query: dict[str, list[str]]) -> tuple[int, str]:

@@ -140,6 +140,32 @@ async def test_a_resume_streams_the_next_segment(web, fake_engine):
     assert (request.run_id, request.decisions[0].interrupt_id) == (fake_engine.run_id, "i")
 
 
+async def test_decisions_may_be_named_as_the_frames_name_them(web, fake_engine):
+    """What ``allowed_actions`` lists can be sent back; full names, numbers and any case of the short ones work too."""
+    fake_engine.on("Resume", [done("x")])
+    decisions = [
+        {"interruptId": "i", "action": name, "remember": "conversation"}
+        for name in ("approve", "Reject", "DECISION_ACTION_EDIT", 4)
+    ]
+    answer = await web.http.post(f"/v1/runs/{fake_engine.run_id}/resume", json={"decisions": decisions})
+    assert answer.status_code == 200
+    request = fake_engine.calls_of("Resume")[0].request
+    assert [decision.action for decision in request.decisions] == [1, 2, 3, 4]
+    assert {decision.remember for decision in request.decisions} == {2}
+
+
+async def test_a_decision_nobody_knows_is_400_and_lists_those_there_are(web, fake_engine):
+    """The wrong value is named with its place, beside everything else that is wrong."""
+    body = {"decisions": [{"action": "aprove", "why": 1}], "requestId": "r"}
+    answer = await web.http.post("/v1/runs/r/resume", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["fields"] == {
+        "decisions[0].action": "'aprove' is not known; known are approve, reject, edit, skip, respond",
+        "decisions[0].why": "is not a field of Decision",
+    }
+    assert fake_engine.calls == []
+
+
 async def test_the_first_byte_comes_before_the_first_event(web, fake_engine, question):
     """A comment goes out with the headers, so that proxies see the stream begin."""
     release = asyncio.Event()

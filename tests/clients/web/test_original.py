@@ -196,11 +196,13 @@ async def test_a_conversation_busy_with_work_is_told_in_the_engines_words(web, f
 
 
 async def test_an_engine_that_is_not_there_is_an_error_frame(web, fake_engine):
-    """A start nobody answers ends as one error frame too."""
+    """A start nobody answers ends as one error frame too, in words that are true and without the engine's address."""
     await fake_engine.close()
     answer = await web.http.post("/messages/stream", json={"content": "hi"})
     event = json.loads(answer.text.removeprefix("data: "))
-    assert event["diagnosis"]["code"] == "store.unavailable"
+    assert (event["diagnosis"]["code"], event["diagnosis"]["retryable"]) == ("store.unavailable", True)
+    assert event["message"] == "the gateway cannot reach its engine"
+    assert fake_engine.target not in answer.text
 
 
 async def test_a_failed_run_passes_through_with_its_trace_id(web, fake_engine):

@@ -82,6 +82,13 @@ async def test_agents_are_listed(web, fake_engine):
     assert (await web.http.get("/v1/agents")).json()["agents"][0]["name"] == "a"
 
 
+async def test_an_agent_is_read_with_its_models(web, fake_engine):
+    """One agent by its name; an unknown one is 404."""
+    fake_engine.agents["a b"] = Agent(name="a b", models=["local"])
+    assert (await web.http.get("/v1/agents/a%20b")).json()["agent"]["models"] == ["local"]
+    assert (await web.http.get("/v1/agents/none")).json()["error"]["reason"] == "UNKNOWN_AGENT"
+
+
 async def test_a_refused_read_is_json_too(web, fake_engine):
     """Reads answer failures the same way as starts."""
     fake_engine.refuse["ListConversations"] = EngineError("UNAUTHENTICATED", "a key is needed")
@@ -100,10 +107,24 @@ async def test_what_is_not_there_is_404_and_a_wrong_method_405(web):
     assert (await web.http.get("/messages/stream")).status_code == 405
 
 
-async def test_an_engine_that_is_not_there_is_503(web, fake_engine):
-    """The gateway is healthy all the same, and says so."""
+async def test_an_engine_that_is_not_there_is_503_and_no_store_is_blamed(web, fake_engine):
+    """The reason is its code's, the words are true, the engine's address stays in the log; the gateway is healthy."""
     await fake_engine.close()
+    for answer in (await web.http.get("/v1/agents"), await web.http.post("/v1/runs", json={"message": {}})):
+        assert answer.status_code == 503
+        error = answer.json()["error"]
+        assert (error["reason"], error["metadata"]["engine"]) == ("STORE_UNAVAILABLE", "unreachable")
+        assert error["message"] == "the gateway cannot reach its engine"
+        assert "dualclaw-server" in error["hint"]
+        assert fake_engine.target not in answer.text
+    assert (await web.http.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_a_store_in_trouble_is_told_apart_from_an_engine_that_is_away(web, fake_engine):
+    """The same reason and status in the engine's own words."""
+    fake_engine.refuse["ListAgents"] = EngineError("STORE_UNAVAILABLE", "the disk is full")
     answer = await web.http.get("/v1/agents")
     assert answer.status_code == 503
-    assert answer.json()["error"]["reason"] == "STORE_UNAVAILABLE"
-    assert (await web.http.get("/healthz")).json() == {"status": "ok"}
+    error = answer.json()["error"]
+    assert error["message"] == "the disk is full"
+    assert "engine" not in error["metadata"]

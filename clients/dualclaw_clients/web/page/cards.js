@@ -6,16 +6,23 @@
 // - A press answers one question at once. The same request_id is used until the gateway has answered, so a lost
 //   connection never answers twice; which segment follows is seen by whoever follows the run.
 // - A card stays the same element while its question is open, so that nothing half typed is lost when another is answered.
+// - When it is too late is the engine's word: clocks of browsers are wrong too often to take a button away for it.
+// - Arguments are foreign text: characters that would hide or reorder others are spelt out, so that what is read is
+//   what is approved.
+// - Focus never falls off the page: it stays on a card that is answered, and goes to the next one, or to where one writes.
 // - Words are sent as they are; where a question asks for something else by its schema, as the JSON they are.
 
-import { make } from "./markdown.js";
+import { make, spellOut } from "./markdown.js";
 import { Refusal, answer } from "./stream.js";
 
 const LABELS = { APPROVE: "Approve", REJECT: "Reject", EDIT: "Change the arguments", SKIP: "Skip", RESPOND: "Give the result myself" };
 const COMMENTED = ["APPROVE", "REJECT", "SKIP"];
+const TICK_MS = 10000;
 
 export class Cards {
-  constructor() {
+  // say(text) is given what is worth telling somebody who cannot see it.
+  constructor(say = () => {}) {
+    this.say = say;
     this.element = make("div", "cards");
     this.cards = new Map();   // by what identifies a question as it was shown
     this.runId = "";
@@ -31,15 +38,30 @@ export class Cards {
       const key = `${item.id} ${item.args_hash}`;
       kept.set(key, this.cards.get(key) || new Card(item, run.id));
     }
-    for (const [key, card] of this.cards) if (!kept.has(key)) card.element.remove();
-    this.cards = kept;
-    for (const card of kept.values()) if (!card.element.isConnected) this.element.append(card.element);
+    for (const card of kept.values()) {
+      if (card.element.isConnected) continue;
+      this.element.append(card.element);
+      this.say([card.title, card.item.prompt].filter(Boolean).join(": "));
+    }
+    this.keepOnly(kept);
   }
 
   clear() {
     this.items = [];
-    this.cards.clear();
-    this.element.replaceChildren();
+    this.keepOnly(new Map());
+  }
+
+  keepOnly(kept) {
+    const hadFocus = this.element.contains(document.activeElement);
+    for (const [key, card] of this.cards) {
+      if (kept.has(key)) continue;
+      if (!card.sent) this.say(`${card.title}: decided elsewhere, or too late`);
+      card.close();
+    }
+    this.cards = kept;
+    if (!hadFocus || this.element.contains(document.activeElement)) return;
+    const next = kept.values().next().value;
+    (next ? next.element : document.getElementById("question")).focus({ preventScroll: true });
   }
 
   // The card that a message answers: the only question, if there is exactly one; null otherwise.
@@ -55,20 +77,38 @@ class Card {
     this.runId = runId;
     this.isQuestion = item.kind === "INTERRUPT_KIND_QUESTION";
     this.element = make("section", this.isQuestion ? "card question-card" : "card");
-    const title = this.isQuestion ? "A question for you" : `${item.tool_name || "A step"} waits for approval`;
+    this.title = this.isQuestion ? "A question for you" : `${item.tool_name || "A step"} waits for approval`;
+    this.sent = false;
+    this.element.tabIndex = -1;
     this.element.setAttribute("role", "group");
-    this.element.setAttribute("aria-label", title);
-    this.element.append(make("strong", "", title));
-    if (item.prompt) this.element.append(make("p", "prompt", item.prompt));
+    this.element.setAttribute("aria-label", this.title);
+    this.element.append(spellOut(make("strong"), this.title));
+    if (item.prompt) this.element.append(spellOut(make("p", "prompt"), item.prompt));
     if (item.path.length > 2) this.element.append(make("p", "small", `Asked by ${item.path.slice(0, -1).join(", ")}`));
-    if (!this.isQuestion && item.tool_name) this.element.append(make("pre", "", item.args_json || "{}"));
-    if (item.expire_time) this.element.append(make("p", "small", `Until ${new Date(item.expire_time).toLocaleString()}`));
+    if (!this.isQuestion && item.tool_name) this.element.append(spellOut(make("pre"), item.args_json || "{}"));
+    this.until = make("p", "small");
+    this.ticking = 0;
+    if (item.expire_time) {
+      this.element.append(this.until);
+      this.ticking = setInterval(() => this.tick(), TICK_MS);
+      this.tick();
+    }
     this.body = make("div", "choice");
     this.trouble = make("p", "trouble");
     this.trouble.setAttribute("role", "alert");
     this.element.append(this.body, this.trouble);
     if (this.isQuestion) this.drawQuestion();
     else this.drawApproval();
+  }
+
+  close() {
+    clearInterval(this.ticking);
+    this.element.remove();
+  }
+
+  tick() {
+    const time = Date.parse(this.item.expire_time);
+    this.until.textContent = time > Date.now() ? `Answer by ${clock(time)} (${span(time - Date.now())} left)` : `The time to answer ended at ${clock(time)}`;
   }
 
   allows(action) {
@@ -108,7 +148,7 @@ class Card {
     this.body.prepend(buttons);
   }
 
-  drawText(name, text, label, onSend, more = [button("Back", "", () => this.drawApproval())]) {
+  drawText(name, text, label, onSend, more = [button("Back", "", () => { this.drawApproval(); this.element.focus(); })]) {
     const input = field("textarea", name);
     input.value = text;
     const buttons = make("div", "buttons");
@@ -125,6 +165,8 @@ class Card {
   // Resolves to true when the answer was taken.
   async send({ action, ...more }) {
     const controls = [...this.element.querySelectorAll("button, input, textarea")];
+    if (this.element.contains(document.activeElement)) this.element.focus({ preventScroll: true });
+    this.sent = true;
     for (const control of controls) control.disabled = true;
     this.trouble.textContent = "";
     try {
@@ -134,6 +176,7 @@ class Card {
       this.element.classList.add("sent");
       return true;
     } catch (error) {
+      this.sent = false;
       const known = error instanceof Refusal && error.reason === "ALREADY_ANSWERED";
       this.trouble.textContent = known ? "Somebody else has answered this already." : error instanceof Refusal ? error.message : "The gateway cannot be reached.";
       if (!known) for (const control of controls) control.disabled = false;
@@ -155,6 +198,18 @@ function button(label, className, onPress) {
   element.type = "button";
   element.addEventListener("click", onPress);
   return element;
+}
+
+function clock(time) {
+  const options = { hour: "2-digit", minute: "2-digit" };
+  const other = new Date(time).toDateString() !== new Date().toDateString();
+  return new Date(time).toLocaleString(undefined, other ? { day: "numeric", month: "short", ...options } : options);
+}
+
+function span(milliseconds) {
+  const minutes = milliseconds / 60000;
+  if (minutes < 1) return "less than a minute";
+  return minutes < 120 ? `${Math.floor(minutes)} min` : minutes < 2880 ? `${Math.floor(minutes / 60)} h` : `${Math.floor(minutes / 1440)} days`;
 }
 
 function words(value) {

@@ -10,7 +10,7 @@ const PAGE_SIZE = 30;
 
 export class ConversationList {
   // onOpen(id), onRemoved(id); onTrouble(error) is told what went wrong and returns true if waiting will not help;
-  // onBack() is called when reading works again.
+  // onBack() is called when reading has worked, with whether it had not before.
   constructor(list, older, { onOpen, onRemoved, onTrouble, onBack }) {
     this.list = list;
     this.older = older;
@@ -46,8 +46,9 @@ export class ConversationList {
     this.nextPage = page.next_page_token;
     this.older.hidden = !this.nextPage;
     this.mark(this.current);
-    if (this.down) this.onBack();
+    const wasDown = this.down;
     this.down = false;
+    this.onBack(wasDown);
     if (this.list.querySelector(".live")) this.lookAgain();
   }
 
@@ -105,6 +106,9 @@ export class ConversationList {
       this.onTrouble(error, true);
       return;
     }
+    const item = button.closest("li");
+    const neighbour = item.nextElementSibling || item.previousElementSibling;
+    if (neighbour) neighbour.querySelector(".open").focus();
     this.onRemoved(id);
     await this.read();
   }

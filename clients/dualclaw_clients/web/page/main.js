@@ -3,19 +3,23 @@
 // The address holds the conversation (#id), so a reload or a shared tab comes back to it, also to a run that is
 // still going on: its stored events are replayed and the live ones follow.
 
+import { Announcer } from "./announce.js";
 import { ConversationList } from "./list.js";
 import { make } from "./markdown.js";
+import { Notices } from "./notices.js";
 import { Refusal, RunStream, call, hasKey, randomId, setKey } from "./stream.js";
-import { Turn, finding, question as questionBubble, replay } from "./turn.js";
+import { finding } from "./timeline.js";
+import { Turn, question as questionBubble, replay } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
 const turns = $("turns"), scroll = $("scroll"), input = $("question"), status = $("status");
+const announcer = new Announcer($("told")), notices = new Notices($("notices"));
 const state = { conversation: "", agents: [], stream: null, turn: null, opening: 0, unopened: false, pinned: true };
 
 // ---- running
 
 function begin(options) {
-  const turn = new Turn(stick);
+  const turn = new Turn(stick, (text) => { if (state.turn === turn) announcer.say(text); });
   turns.append(turn.element);
   turn.setLive(true);
   state.turn = turn;
@@ -33,6 +37,10 @@ function begin(options) {
   refreshControls();
   stream.read()
     .catch((error) => {
+      if (error.reason === "LOG_COMPACTED" && stream.lastId && state.stream === stream && state.conversation) {
+        openConversation(state.conversation);   // its events are gone while this page was away; its messages are not
+        return;
+      }
       const known = explain(error);
       if (!stream.runId && options.request) takeBack(options.request, known ? turn : null);
       if (!known) turn.fail(sentence(error), { summary: sentence(error), hint: error.hint }, "");
@@ -67,7 +75,10 @@ function take(stream, turn, event) {
   if (event.type === "done" && event.conversation_id && state.stream === stream && !state.conversation) {
     setConversation(event.conversation_id);
   }
-  if (turn.parked && event.type === "done") ask(stream, turn);
+  if (event.type === "done" && state.turn === turn) {
+    if (turn.parked) ask(stream, turn);
+    else if (turn.text) announcer.sayNow(`Answer: ${turn.text}`);
+  }
   if (turn.parked !== parked) refreshControls();
 }
 
@@ -150,6 +161,7 @@ function leave() {
   const { stream } = state;
   state.stream = state.turn = null;
   if (stream) stream.close();
+  announcer.hush();
   say("");
 }
 
@@ -160,10 +172,13 @@ const list = new ConversationList($("conversations"), $("older"), {
   onRemoved: (id) => { if (state.conversation === id) fresh(); },
   onTrouble: (error, asked = false) => {
     if (explain(error)) return true;
-    if (asked) say(sentence(error), true);
+    if (asked && error instanceof Refusal && error.status < 500) say(sentence(error), true);
+    else notices.tellAway(error);
     return false;
   },
-  onBack: () => {
+  onBack: (wasDown) => {
+    notices.tellAway(null);
+    if (!wasDown) return;
     listAgents();
     if (state.unopened && state.conversation) openConversation(state.conversation);
   },
@@ -258,7 +273,7 @@ async function listAgents() {
   try {
     state.agents = (await call("GET", "/v1/agents?page_size=500")).agents;
   } catch (error) {
-    if (!explain(error)) say(sentence(error), true);
+    explain(error);   // anything else the list of conversations tells, and tries again
     return;
   }
   $("agent").replaceChildren(...state.agents.map((agent) => {
@@ -273,6 +288,7 @@ async function listAgents() {
 function describeAgent() {
   const agent = state.agents.find((one) => one.name === $("agent").value) || state.agents[0];
   $("about").textContent = agent ? agent.description : "";
+  notices.tellModels(agent ? agent.models : []);
   $("tools").replaceChildren(...(agent ? agent.tools : []).map((tool) => {
     const item = make("li", "", tool.name);
     item.title = tool.description;
@@ -308,7 +324,7 @@ function refreshControls() {
   $("stop").hidden = !state.stream;
   $("send").hidden = running;
   $("send").disabled = running || blocked || !input.value.trim();
-  input.placeholder = blocked ? "Decide on what is asked above first" : parked ? "Your answer" : "Ask anything";
+  input.placeholder = blocked ? "Decide above first" : parked ? "Your answer" : "Ask anything";
   // A button that disappears under the hand that pressed it would leave the keyboard nowhere.
   if ([$("stop"), $("send")].includes(focused) && (focused.hidden || focused.disabled)) focusInput(scroll);
 }

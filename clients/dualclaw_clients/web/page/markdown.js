@@ -150,6 +150,7 @@ function lastLine(text) {
 }
 
 function inline(element, text) {
+  element.dir = "auto";   // by its own first letter: Arabic reads from the right beside English
   let from = 0;
   for (const match of text.matchAll(INLINE)) {
     if (match.index > from) element.append(text.slice(from, match.index));
@@ -157,6 +158,21 @@ function inline(element, text) {
     from = match.index + match[0].length;
   }
   if (from < text.length) element.append(text.slice(from));
+  return element;
+}
+
+// Characters that are not seen, or make others be seen in another place: what somebody approves must be what it says.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
+
+// Appends foreign text to an element, with hidden characters by their numbers. Returns the element.
+export function spellOut(element, text) {
+  let from = 0;
+  for (const { 0: character, index } of text.matchAll(HIDDEN)) {
+    const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    element.append(text.slice(from, index), make("span", "hidden-character", `U+${code}`));
+    from = index + character.length;
+  }
+  element.append(text.slice(from));
   return element;
 }
 

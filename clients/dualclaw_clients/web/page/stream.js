@@ -33,6 +33,7 @@ export class Refusal extends Error {
     this.status = status;
     this.reason = error.reason || "";
     this.hint = error.hint || "";
+    this.engineIsAway = (error.metadata || {}).engine === "unreachable";
   }
 }
 

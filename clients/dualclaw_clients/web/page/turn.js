@@ -5,52 +5,54 @@
 import { Cards } from "./cards.js";
 import { make, renderInto } from "./markdown.js";
 import { parseJson } from "./stream.js";
+import { Timeline, finding, isWaiting } from "./timeline.js";
 
-const KINDS = { skill: "Skill", mcp: "MCP", agent: "Agent", kb: "Knowledge", media: "Media", thinking: "" };
-const MARKS = {
-  ok: "M3.5 8.5 6.5 11.5 12.5 4.5",
-  fail: "M4 4l8 8M12 4l-8 8",
-  held: "M6 4v8M10 4v8",
-  thinking: "M4 8h.01M8 8h.01M12 8h.01",
-};
-const STATES = { start: "running", ok: "done", fail: "failed", held: "waiting for an answer", thinking: "" };
 const ENDINGS = {
   STEP_LIMIT: "Step limit reached", BUDGET_EXCEEDED: "Budget used up", LOOP_DETECTED: "Stopped: it went in circles",
   REJECTED: "Ended after a refusal", CANCELLED: "Stopped",
 };
 
 export class Turn {
-  constructor(onDraw = () => {}) {
+  // onDraw() is called when the page has changed, say(text) with what is worth telling somebody who cannot see it.
+  constructor(onDraw = () => {}, say = () => {}) {
     this.onDraw = onDraw;
+    this.say = say;
     this.text = "";
     this.shown = "";          // text that a rewind took back, kept on the page until the new text differs
+    this.before = [];         // texts of earlier segments, which stay above it
     this.reasoning = "";
     this.told = 0;            // how much of the reasoning the timeline already has as thinking steps
-    this.rows = new Map();    // index -> { step, node, drawn }
-    this.loose = 0;           // steps without an index get places of their own
+    this.timeline = new Timeline();
     this.live = false;
     this.parked = false;      // it waits for people
     this.over = false;        // a segment has ended, and no later one has begun
     this.frame = 0;
     this.element = make("article", "turn");
     this.element.setAttribute("aria-label", "Answer");
-    this.steps = make("ol", "steps");
-    this.steps.setAttribute("aria-label", "Steps");
     this.thought = make("details", "reasoning");
     this.thoughtTitle = make("summary", "", "Thinking");
     this.thoughtBody = make("div", "thought");
     this.thought.append(this.thoughtTitle, this.thoughtBody);
     this.answer = make("div", "answer");
-    this.answer.setAttribute("aria-live", "polite");
     this.waiting = make("p", "waiting", "Working");
     this.notes = make("div", "notes");
-    this.cards = new Cards();
+    this.cards = new Cards(say);
     this.foot = make("p", "foot");
-    this.element.append(this.steps, this.thought, this.answer, this.waiting, this.notes, this.cards.element, this.foot);
+    this.copy = make("button", "copy", "Copy");
+    this.copy.type = "button";
+    this.copy.addEventListener("click", () => this.copyText());
+    const end = make("div", "end");
+    end.append(this.foot, this.copy);
+    this.element.append(this.timeline.element, this.thought, this.answer, this.waiting, this.notes, this.cards.element, end);
     this.draw();
   }
 
-  // A live turn is being written. While it is, screen readers wait; they read the answer when it is complete.
+  // What a reader sees: text that was taken back until the new text has caught up with it, or differs.
+  get visible() {
+    return this.shown.length > this.text.length && this.shown.startsWith(this.text) ? this.shown : this.text;
+  }
+
+  // A live turn is being written, which its answer says to screen readers by being busy.
   setLive(live) {
     this.live = live;
     if (!live) this.shown = "";
@@ -68,9 +70,10 @@ export class Turn {
         break;
       case "step":
         this.setStep(event.index, event.step);
+        this.tell(event.step, isWaiting(event.step));
         break;
       case "rewind":
-        if (this.text.length > event.content.length) this.shown = this.text;
+        if (this.visible.length > event.content.length) this.shown = this.visible;
         this.text = event.content;
         this.reasoning = event.reasoning || "";
         this.told = Math.min(this.told, this.reasoning.length);
@@ -105,25 +108,25 @@ export class Turn {
       const before = make("div", "answer past");
       renderInto(before, this.text);
       this.answer.before(before);
+      this.before.push(this.text);
     }
     this.text = this.shown = this.reasoning = "";
     this.told = 0;
   }
 
   setStep(index, step) {
-    const place = index === undefined ? `loose${this.loose++}` : index;
-    const row = this.rows.get(place);
-    if (row) {
-      // The end of a run tells all steps once more; a row that says the same is left alone, with its focus.
-      if (JSON.stringify(row.step) !== JSON.stringify(step)) row.step = step;
-      return;
-    }
     const thinking = step.type === "thinking";
-    this.rows.set(place, { step, node: null, drawn: null, open: thinking && this.thought.open });
-    if (!thinking) return;
-    // What was read while it came in moves into the timeline, and stays open there if it was.
-    this.told = this.reasoning.length;
-    this.thought.open = false;
+    if (this.timeline.set(index, step, thinking && this.thought.open) && thinking) {
+      // What was read while it came in moves into the timeline, and stays open there if it was.
+      this.told = this.reasoning.length;
+      this.thought.open = false;
+    }
+  }
+
+  tell({ type, name, phase, diagnosis }, waits) {
+    if (type === "thinking" || waits) return;   // what waits is told by its card
+    if (phase === "start") this.say(`${name} is running`);
+    else if (phase === "fail") this.say([`${name} failed`, diagnosis && diagnosis.summary].filter(Boolean).join(": "));
   }
 
   fail(message, diagnosis, traceId) {
@@ -158,117 +161,35 @@ export class Turn {
   }
 
   draw() {
-    if (this.shown && !(this.shown.length > this.text.length && this.shown.startsWith(this.text))) this.shown = "";
-    renderInto(this.answer, this.shown || this.text);
+    if (this.visible === this.text) this.shown = "";
+    renderInto(this.answer, this.visible);
     this.answer.classList.toggle("rewriting", Boolean(this.shown));
     this.answer.setAttribute("aria-busy", String(this.live));   // not before the last piece can be read
     const thinking = this.reasoning.slice(this.told);
     this.thought.hidden = !thinking;
     if (this.thoughtBody.textContent !== thinking) this.thoughtBody.textContent = thinking;
-    for (const row of this.rows.values()) if (row.drawn !== row.step) drawRow(row, this.steps);
+    this.timeline.draw();
     this.element.classList.toggle("live", this.live && !this.parked);
-    const busy = [...this.rows.values()].some((row) => row.step.phase === "start");
-    this.waiting.hidden = !this.live || this.parked || busy || Boolean(this.text) || Boolean(thinking);
+    this.waiting.hidden = !this.live || this.parked || this.timeline.busy || Boolean(this.text) || Boolean(thinking);
+    this.copy.hidden = this.live || !this.text || !navigator.clipboard;   // there is none on plain http beyond loopback
+  }
+
+  async copyText() {
+    const texts = [...this.before, this.text].filter(Boolean);
+    try {
+      await navigator.clipboard.writeText(texts.join("\n\n"));
+      this.copy.textContent = "Copied";
+    } catch {
+      this.copy.textContent = "The browser does not allow it";
+    }
+    this.say(this.copy.textContent);
+    setTimeout(() => { this.copy.textContent = "Copy"; }, 2000);
   }
 }
 
 function strip(diagnosis, message) {
   if (!diagnosis) return {};
   return { ...diagnosis, summary: message || diagnosis.summary, detail: diagnosis.summary === message ? diagnosis.detail : [diagnosis.summary, diagnosis.detail].filter(Boolean).join("\n") };
-}
-
-function drawRow(row, list) {
-  const { step } = row;
-  const held = step.diagnosis && ["approval.required", "input.required"].includes(step.diagnosis.code) && step.phase !== "ok" && step.phase !== "fail";
-  const state = step.type === "thinking" ? "thinking" : held ? "held" : step.phase || "ok";
-  const wasOpen = row.node ? row.node.querySelector("details").open : row.open;
-  const hadFocus = row.node !== null && row.node.contains(document.activeElement);
-  const item = make("li", state);
-  item.append(mark(state));
-  const details = make("details", "step");
-  const title = make("summary");
-  if (KINDS[step.type]) title.append(make("span", "kind", step.server ? `${KINDS[step.type]} ${step.server}` : KINDS[step.type]));
-  title.append(make("span", "title", step.type === "thinking" ? "Thought" : step.name || step.type));
-  if (STATES[state]) title.append(make("span", "state", `, ${STATES[state]}`));
-  details.append(title);
-  if (step.type === "thinking") {
-    title.append(make("span", "brief", firstLine(step.text)));
-    details.append(make("div", "thought", step.text));
-  } else {
-    const args = Object.keys(step.args || {}).length ? step.args : null;
-    if (args) title.append(make("span", "brief", brief(args)));
-    const body = make("dl");
-    if (args) body.append(entry("Arguments", JSON.stringify(args, null, 2)));
-    if (step.result && !saysTheSame(step.result, step.diagnosis)) body.append(entry("Result", pretty(step.result)));
-    if (!body.children.length) body.append(entry(state === "start" ? "Running" : "No arguments, no result", ""));
-    details.append(body);
-  }
-  details.open = wasOpen;
-  item.append(details);
-  if (step.diagnosis && step.diagnosis.summary && !held) item.append(finding(step.diagnosis));   // a card says it better
-  if (row.node) row.node.replaceWith(item);
-  else list.append(item);
-  if (hadFocus) title.focus({ preventScroll: true });
-  row.node = item;
-  row.drawn = step;
-}
-
-// A step that failed without a result of its own has its diagnosis as result, which is shown below it anyway.
-function saysTheSame(result, diagnosis) {
-  if (!diagnosis) return false;
-  const words = (text) => text.replace(/^[^\p{L}\p{N}]+/u, "").replace(/\s+/g, " ").trim();
-  const { summary, detail, hint } = diagnosis;
-  return [[summary], [summary, detail], [summary, detail, hint && `建议：${hint}`]]
-    .some((lines) => words(result) === words(lines.filter(Boolean).join("\n")));
-}
-
-function mark(state) {
-  const span = make("span", "mark");
-  span.setAttribute("aria-hidden", "true");
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 16 16");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  path.setAttribute("d", MARKS[state] || MARKS.ok);
-  svg.append(path);
-  span.append(svg);
-  return span;
-}
-
-function entry(name, text) {
-  const group = make("div");
-  group.append(make("dt", "", name));
-  if (text) {
-    const value = make("dd");
-    value.append(make("pre", "", text));
-    group.append(value);
-  }
-  return group;
-}
-
-export function finding({ severity = "", summary = "", detail = "", hint = "" }, traceId = "") {
-  const box = make("div", `finding ${["info", "warning", "error"].includes(severity) ? severity : ""}`);
-  if (summary) box.append(make("strong", "", summary));
-  if (detail) box.append(make("p", "", detail));
-  if (hint) box.append(make("p", "", hint));
-  if (traceId) box.append(make("div", "trace", `trace ${traceId}`));
-  return box;
-}
-
-function firstLine(text) {
-  return text.trim().split("\n")[0].slice(0, 160);
-}
-
-function brief(args) {
-  return Object.entries(args).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ").slice(0, 160);
-}
-
-function pretty(text) {
-  if (!/^\s*[[{]/.test(text) || /\d{16}/.test(text)) return text;   // big numbers would change in a round trip
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }
 
 // The messages of a stored conversation as question bubbles and finished turns. `runs`, the oldest first, tell how
