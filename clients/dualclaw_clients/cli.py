@@ -8,16 +8,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from dualclaw import ContentPart, Message, ResumeRequest, Role, RunOptions, RunRequest, RunState
 from dualclaw.errors import EngineError
-from dualclaw_clients import cli_lists
+from dualclaw_clients import cli_doctor, cli_graph, cli_lists, cli_operate
 from dualclaw_clients.cli_answers import AnswerUsage, Person, decision_template, decisions_by_id, decisions_for
-from dualclaw_clients.cli_parser import BUSY, STATES, check_usage, clean, make_parser
+from dualclaw_clients.cli_parser import BUSY, RETRIES, STATES, check_usage, clean, make_parser
 from dualclaw_clients.cli_render import Terminal, safe, safe_line, short_name
-from dualclaw_clients.cli_talk import CTRL_C, OK, Talk
+from dualclaw_clients.cli_talk import CTRL_C, FAILED, OK, Talk
 from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, NotServed
-from dualclaw_clients.settings import ClientSettings, SettingsError, load_settings, unknown_names
+from dualclaw_clients.settings import ClientSettings, SettingsError, editor, load_settings, unknown_names
 
 USAGE, REFUSED, UNREACHABLE, READER_LEFT = 2, 3, 4, 141
 
@@ -49,6 +50,10 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         question = _question(args, parser) if args.command == "ask" else ""
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else USAGE
+    if args.command == "doctor":
+        return _doctor(args, terminal)
+    if args.command == "run" and args.verb == "purge" and not args.yes and not cli_operate.is_meant(args.run, terminal):
+        return FAILED
     for warning in unknown_names():
         terminal.line(f"dualclaw: warning: {warning}", "yellow")
     try:
@@ -59,11 +64,14 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
             terminal.line(f"dualclaw: {safe_line(problem)}", "red")
         return USAGE
     try:
-        person = Person(terminal, sys.stdin.fileno()) if on_terminal and _may_ask(args) else None
+        person = Person(terminal, sys.stdin.fileno(), editor()) if on_terminal and _may_ask(args) else None
         return asyncio.run(_dispatch(args, question, client, terminal, person))
     except EngineUnreachable as error:
         terminal.line(f"dualclaw: {safe(error.message)}", "red")
         return UNREACHABLE
+    except cli_graph.OutputProblem as error:
+        terminal.line(f"dualclaw: {safe_line(str(error))}", "red")
+        return USAGE
     except AnswerUsage as error:
         for line in (f"dualclaw: resume: {error}", *error.lines):
             terminal.line(line)
@@ -78,6 +86,27 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         return REFUSED
 
 
+def _doctor(args: argparse.Namespace, terminal: Terminal) -> int:
+    report = cli_doctor.Report(terminal, as_json=args.json)
+    for finding in cli_doctor.of_installation(unknown_names()):
+        report.add(finding)
+    try:
+        settings = load_settings(ClientSettings)
+        client = settings.connect(getattr(args, "engine", ""))
+    except SettingsError as error:
+        for finding in cli_doctor.of_settings(error.problems):
+            report.add(finding)
+        return FAILED
+
+    async def examine() -> None:
+        async with client, aclosing(cli_doctor.examine(client, settings)) as findings:
+            async for finding in findings:
+                report.add(finding)
+
+    asyncio.run(examine())
+    return FAILED if report.failed else OK
+
+
 async def _dispatch(
     args: argparse.Namespace, question: str, client: EngineClient, terminal: Terminal, person: Person | None
 ) -> int:
@@ -88,7 +117,7 @@ async def _dispatch(
                 return await talk.ask(_run_request(args, question))
             case "attach":
                 return await talk.attach(args.run, after_seq=args.after, wait=args.wait)
-            case "resume" if args.action is None and not args.history_edit:
+            case "resume" if args.action is None and not args.history_edit and not args.decision:
                 return await talk.answer(args.run)
             case "resume":
                 return await talk.resume(await _resume_request(args, client))
@@ -105,6 +134,10 @@ async def _dispatch(
                     client, terminal, states=states, conversation_id=args.conversation,
                     limit=args.limit, as_json=args.json,
                 )  # fmt: skip
+            case "run":
+                await _operate(args, client, terminal)
+            case "graph":
+                await cli_graph.draw(client, terminal, args.agent, args.output)
             case "conversations" if args.id:
                 await cli_lists.show_conversation(client, terminal, args.id, as_json=args.json)
             case "conversations":
@@ -120,6 +153,18 @@ async def _dispatch(
     return OK
 
 
+async def _operate(args: argparse.Namespace, client: EngineClient, terminal: Terminal) -> None:
+    match args.verb:
+        case "show":
+            await cli_operate.show_run(client, terminal, args.run, as_json=args.json)
+        case "retry":
+            await cli_operate.retry_run(client, terminal, args.run, args.request_id, as_json=args.json)
+        case "release":
+            await cli_operate.release_run(client, terminal, args.run, as_json=args.json)
+        case "purge":
+            await cli_operate.purge_run(client, terminal, args.run, as_json=args.json)
+
+
 def _may_ask(args: argparse.Namespace) -> bool:
     return args.command in ("ask", "resume") and not args.json and not args.no_input
 
@@ -131,13 +176,19 @@ def _run_request(args: argparse.Namespace, question: str) -> RunRequest:
         request_id=args.request_id,
         message=Message(role=Role.ROLE_USER, parts=[ContentPart(text=question)]),
         claw="cli",
-        options=RunOptions(model=args.model, max_steps=args.max_steps),
+        options=RunOptions(
+            model=args.model,
+            max_steps=args.max_steps,
+            retry_mode=RETRIES[args.retry_mode],
+        ),
         on_busy=BUSY[args.on_busy],
     )
 
 
 async def _resume_request(args: argparse.Namespace, client: EngineClient) -> ResumeRequest:
-    request = ResumeRequest(run_id=args.run, request_id=args.request_id, history_edits=args.history_edit)
+    request = ResumeRequest(
+        run_id=args.run, request_id=args.request_id, decisions=args.decision, history_edits=args.history_edit
+    )
     if args.action is not None:
         template = decision_template(
             args.action,

@@ -9,10 +9,15 @@ AnswerUsage
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import shlex
+import shutil
+import tempfile
 import termios
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from dualclaw import Decision, DecisionAction, InterruptItem, InterruptKind, ResumeRequest, Run, RunState
 from dualclaw.errors import EngineError
@@ -26,6 +31,7 @@ _EDIT = DecisionAction.DECISION_ACTION_EDIT
 _SKIP = DecisionAction.DECISION_ACTION_SKIP
 _RESPOND = DecisionAction.DECISION_ACTION_RESPOND
 _KEYS: Mapping[str, DecisionAction.ValueType] = {"a": _APPROVE, "r": _REJECT, "e": _EDIT, "s": _SKIP, "w": _RESPOND}
+_IN_EDITOR = "/edit"
 _OFFERS = {
     _APPROVE: "[a]pprove",
     _REJECT: "[r]eject",
@@ -98,11 +104,13 @@ class Person:
     Args:
         terminal: where questions are shown.
         fd: the terminal they type on.
+        editor: command of their text editor, for arguments that are longer than a line; empty: none.
     """
 
-    def __init__(self, terminal: Terminal, fd: int) -> None:
+    def __init__(self, terminal: Terminal, fd: int, editor: str = "") -> None:
         self._terminal = terminal
         self._fd = fd
+        self._editor = editor
 
     async def answers(self, run_id: str, items: Sequence[InterruptItem]) -> ResumeRequest:
         """Ask every question; those that are left open have no decision."""
@@ -141,7 +149,7 @@ class Person:
         """Ask for what an action needs beside itself; False when the person thinks better of it."""
         decision.action = action
         if action == _EDIT:
-            args = await self._new_arguments()
+            args = await self._new_arguments(item.args_json)
             decision.args_json = args
             return bool(args)
         if action == _RESPOND:
@@ -152,13 +160,38 @@ class Person:
             decision.comment = await self._line("why (may be empty): ")
         return True
 
-    async def _new_arguments(self) -> str:
+    async def _new_arguments(self, args_json: str) -> str:
+        offer = f", {_IN_EDITOR}: in your editor" if self._editor else ""
         while True:
-            text = await self._line("the new arguments as one JSON object (empty: back): ")
+            text = await self._line(f"the new arguments as one JSON object (empty: back{offer}): ")
+            if offer and text.strip() == _IN_EDITOR:
+                text = args_json = await self._edited(args_json)
             problem = "" if not text.strip() else args_problem(text)
             if not problem:
                 return text.strip()
             self._terminal.line(problem, "red")
+
+    async def _edited(self, args_json: str) -> str:
+        """Have the person edit arguments in their editor; empty when it cannot be started or fails."""
+        with contextlib.suppress(ValueError, RecursionError):
+            args_json = json.dumps(json.loads(args_json or "{}"), ensure_ascii=False, indent=2)
+        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="dualclaw-")
+        file, process = Path(folder, "arguments.json"), None
+        try:
+            await asyncio.to_thread(file.write_text, args_json + "\n", "utf-8")
+            process = await asyncio.create_subprocess_exec(*shlex.split(self._editor), str(file))
+            code = await process.wait()  # a person may take as long as they want
+            if code == 0:
+                return clean_text(await asyncio.to_thread(file.read_text, "utf-8", "replace"))
+            problem = f"the editor ended with exit code {code}"
+        except (OSError, ValueError) as error:
+            problem = f"the editor cannot be used: {error}"
+        finally:
+            if process is not None and process.returncode is None:
+                process.terminate()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._terminal.line(problem, "red")
+        return ""
 
     async def _line(self, prompt: str) -> str:
         """Return the next line; empty at the end of input."""

@@ -1,12 +1,13 @@
 """The arguments of the command line: what can be typed, and what is wrong with it before any engine is asked."""
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf import json_format
 
-from dualclaw import BusyPolicy, DecisionAction, HistoryEdit, RememberScope, RunState
+from dualclaw import BusyPolicy, Decision, DecisionAction, HistoryEdit, RememberScope, RetryMode, RunState
 from dualclaw_clients.cli_render import short_name
 from dualclaw_clients.command_line import checked, installed_version
 from dualclaw_clients.settings import check_target
@@ -21,12 +22,13 @@ def _by_name(name: Callable[[_Number], str], numbers: Sequence[_Number], prefix:
 STATES = _by_name(RunState.Name, RunState.values(), "RUN_STATE_")
 BUSY = _by_name(BusyPolicy.Name, BusyPolicy.values(), "BUSY_POLICY_")
 ACTIONS = _by_name(DecisionAction.Name, DecisionAction.values(), "DECISION_ACTION_")
+RETRIES = _by_name(RetryMode.Name, RetryMode.values(), "RETRY_MODE_")
 SCOPES = _by_name(RememberScope.Name, RememberScope.values(), "REMEMBER_SCOPE_")
 
 _ENDING = """\
 exit codes:
   0    it worked
-  1    the run failed, or somebody cancelled it
+  1    the run failed, or somebody cancelled it; doctor found a fault; purge was not confirmed
   2    wrong usage or settings
   3    the engine refused
   4    no engine can be reached
@@ -101,6 +103,8 @@ def make_parser() -> argparse.ArgumentParser:
     runs.add_argument("--conversation", type=clean, default="", metavar="ID", help="only this conversation's")
     runs.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (50)")
 
+    _add_run(commands, common, lines)
+
     conversations = command(
         "conversations", "List conversations, the last changed first; `conversations show ID` shows one.", lines
     )
@@ -117,6 +121,16 @@ def make_parser() -> argparse.ArgumentParser:
     agents = command("agents", "List agents with their interceptors, or show one.", lines)
     agents.add_argument("name", type=clean, nargs="?", default="", metavar="NAME")
 
+    graph = command("graph", "Draw an agent, its tools, sub-agents and interceptors as a Mermaid flowchart.")
+    graph.add_argument("agent", type=clean, nargs="?", default="", metavar="AGENT", help="its name (the default agent)")
+    graph.add_argument("--output", type=clean, default="", metavar="FILE", help="write it there instead of to stdout")
+
+    command(
+        "doctor",
+        "Say what is configured, reachable and missing, and what to do about it; exit code 0 if nothing is in the way.",
+        lines,
+    )
+
     switch = command("interceptor", "Switch an interceptor of an agent for runs that begin or go on from now on.")
     switch.add_argument("agent", type=clean, metavar="AGENT")
     switch.add_argument("name", type=clean, metavar="INTERCEPTOR")
@@ -126,10 +140,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_usage(args: argparse.Namespace, parser: argparse.ArgumentParser, *, on_terminal: bool) -> None:
     """End with a usage error for options that do not fit; ``on_terminal`` says that a person can be asked."""
+    if args.command == "run" and args.verb == "purge" and not (args.yes or on_terminal):
+        parser.error("run purge: there is nobody to ask whether it is meant; say so with --yes")
     if args.command != "resume":
         return
     action = args.action
-    if action is None and not args.history_edit and not (on_terminal and not args.json and not args.no_input):
+    if args.decision and (action is not None or args.id or args.all or args.comment):
+        parser.error("resume: --decision holds whole answers; it stands in place of ACTION and its options")
+    if (
+        action is None
+        and not args.history_edit
+        and not args.decision
+        and not (on_terminal and not args.json and not args.no_input)
+    ):
         parser.error(f"resume: ACTION is missing, one of {', '.join(ACTIONS)}")
     if args.id and args.all:
         parser.error("resume: --id names questions and --all means every one; give one of the two")
@@ -148,6 +171,29 @@ def check_usage(args: argparse.Namespace, parser: argparse.ArgumentParser, *, on
         parser.error("resume: respond needs --response with the answer, or --response-json")
 
 
+def _add_run(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    common: argparse.ArgumentParser,
+    lines: argparse.ArgumentParser,
+) -> None:
+    text = "Look inside a run, or move it: for operators."
+    verbs = commands.add_parser("run", help=text, description=text, parents=[common]).add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=text, description=text, parents=[common, lines])
+        made.add_argument("run", type=clean, metavar="RUN")
+        return made
+
+    verb("show", "Show where a run stands: its worker, epoch, frames, open calls, timers and unread signals.")
+    retry = verb("retry", "Ask the question of a run that is at its end again, as a new run of its conversation.")
+    retry.add_argument("--request-id", type=clean, default="", metavar="X", help="idempotency key of the new run")
+    verb("release", "Take a run from the process that works on it, so that another one gets it at once.")
+    purge = verb("purge", "Purge the log, checkpoint and record of a run that is at its end; its messages stay.")
+    purge.add_argument("--yes", action="store_true", help="do not ask whether it is meant")
+
+
 def clean(text: str) -> str:
     """Return an argument as valid Unicode: bytes the locale could not read become U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -159,6 +205,9 @@ def _add_ask(ask: argparse.ArgumentParser) -> None:
     ask.add_argument("--conversation", type=clean, default="", metavar="ID", help="go on with this conversation")
     ask.add_argument("--model", type=clean, default="", help="one of the agent's models")
     ask.add_argument("--max-steps", type=_positive, default=0, metavar="N", help="at most so many model calls")
+    ask.add_argument(
+        "--retry-mode", choices=RETRIES, default="live", help="if the model's stream breaks after text was shown (live)"
+    )
     ask.add_argument("--on-busy", choices=BUSY, default="reject", help="if the conversation is busy (reject)")
     ask.add_argument("--request-id", type=clean, default="", metavar="X", help="idempotency key of the run")
 
@@ -195,7 +244,29 @@ def _add_resume(resume: argparse.ArgumentParser) -> None:
         help="change what the model is given (role operator), as protobuf JSON of a HistoryEdit, such as "
         '{"remove_message_id": "ID"}; may be repeated',
     )
+    resume.add_argument(
+        "--decision",
+        type=_decision,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="in place of ACTION: a whole answer as JSON of a Decision, such as "
+        '{"interrupt_id": "ID", "action": "edit", "args_json": "{}"}; repeated, all are given together or none',
+    )
     resume.add_argument("--request-id", type=clean, default="", metavar="X", help="idempotency key of the answer")
+
+
+def _decision(text: str) -> Decision:
+    try:
+        found = json.loads(clean(text))
+        if isinstance(found, dict) and found.get("action") in ACTIONS:
+            found["action"] = ACTIONS[found["action"]]
+        decision = json_format.ParseDict(found, Decision())
+    except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
+        raise argparse.ArgumentTypeError(f"is no Decision as JSON: {error}") from None
+    if not decision.interrupt_id or not decision.action:
+        raise argparse.ArgumentTypeError(f"needs interrupt_id and action, one of {', '.join(ACTIONS)}")
+    return decision
 
 
 def _history_edit(text: str) -> HistoryEdit:

@@ -7,6 +7,7 @@ another channel.
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from dualclaw import InterruptItem, ResumeRequest, RunRequest, RunState, StopReason
@@ -97,7 +98,8 @@ class Talk:
             except EngineError as error:
                 if not items or error.reason not in _FASTER:
                     raise
-                self._terminal.line("somebody else has answered; this is how it goes on", "yellow")
+                who = "the question has expired" if any(map(_is_expired, items)) else "somebody else has answered"
+                self._terminal.line(f"{who}; this is how it goes on", "yellow")
                 # With wait, because what was answered may not have begun yet; it is left at the segment's end.
                 stream, items = self._client.attach(run_id, after_seq=last_seq, wait=True), ()
                 continue
@@ -149,6 +151,10 @@ class Talk:
         if printer.failed or printer.stop_reason == StopReason.STOP_REASON_CANCELLED:
             return FAILED
         return WAITS if printer.stop_reason == StopReason.STOP_REASON_INTERRUPTED else OK
+
+
+def _is_expired(item: InterruptItem) -> bool:
+    return item.HasField("expire_time") and item.expire_time.seconds <= time.time()
 
 
 class _CtrlC:

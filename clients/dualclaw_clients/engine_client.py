@@ -1,8 +1,6 @@
-"""The way every client reaches the engine; the only module of ``dualclaw_clients`` that uses gRPC.
+"""The way every client reaches the engine; gRPC itself is used here and in ``engine_link`` below it, nowhere else.
 
-A call that is refused raises EngineError; a stream that was accepted is kept alive by ``run_stream``. Status
-codes are judged here: the engine's own words carry an ErrorInfo, the transport's do not, and only the
-transport's are a reason to send a start again.
+A call that is refused raises EngineError; a stream that was accepted is kept alive by ``run_stream``.
 
 EngineError
   EngineUnreachable   no connection to an engine; nothing is known of what it would have said
@@ -13,9 +11,9 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import grpc
 
@@ -25,10 +23,11 @@ from dualclaw import (
     CancelRequest,
     Conversation,
     DeleteConversationRequest,
-    EngineEvent,
     GetAgentRequest,
     GetConversationRequest,
     GetRunRequest,
+    InspectRunRequest,
+    InspectRunResponse,
     InterceptorInfo,
     ListAgentsRequest,
     ListAgentsResponse,
@@ -38,50 +37,26 @@ from dualclaw import (
     ListMessagesResponse,
     ListRunsRequest,
     ListRunsResponse,
+    PurgeRunRequest,
+    ReleaseRunRequest,
+    ReleaseRunResponse,
     ResumeRequest,
+    RetryRunRequest,
     Run,
     RunRequest,
-    RunResponse,
     SetInterceptorEnabledRequest,
 )
 from dualclaw.errors import EngineError, FieldError
-from dualclaw.rpc import (
-    AgentServiceAsyncStub,
-    AgentServiceStub,
-    ConversationServiceAsyncStub,
-    ConversationServiceStub,
-    EngineServiceAsyncStub,
-    EngineServiceStub,
-)
-from dualclaw.status import DETAILS_KEY, error_from_rpc
-from dualclaw_clients.run_stream import (
-    EngineUnreachable,
-    Lost,
-    NotServed,
-    Reconnect,
-    RunStream,
-    StreamCall,
-    StreamRequest,
-)
+from dualclaw_clients.engine_link import Call, GrpcCall, Link, lost, reraise_own_cancellation
+from dualclaw_clients.run_stream import EngineUnreachable, NotServed, Reconnect, RunStream, StreamCall, StreamRequest
 
 __all__ = ["EngineClient", "EngineUnreachable", "NotServed", "Reconnect", "RunStream", "new_request_id"]
 
-_Code = grpc.StatusCode
 _Req = TypeVar("_Req")
 _Resp = TypeVar("_Resp")
 _Metadata = tuple[tuple[str, str], ...]
 
-RUN_ID_KEY = "dualclaw-run-id"
-CONVERSATION_ID_KEY = "dualclaw-conversation-id"
-MAX_RECEIVE_BYTES = 64 * 1024 * 1024
 UNARY_TIMEOUT = 30.0
-HANG_UP_TIMEOUT = 0.5
-
-_START_LOST = frozenset({_Code.UNAVAILABLE, _Code.INTERNAL, _Code.CANCELLED})
-_ATTACH_LOST = _START_LOST | {_Code.ABORTED, _Code.RESOURCE_EXHAUSTED, _Code.DEADLINE_EXCEEDED}
-_ATTACH_LATER = frozenset({"STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "SLOW_CLIENT"})
-_OPTIONAL = ResumeRequest | SetInterceptorEnabledRequest
-"""Requests of rpcs that an engine may do without; one that has not even the others is none."""
 
 
 def new_request_id() -> str:
@@ -132,7 +107,7 @@ class EngineClient:
         self._token = token
         self._caller = _caller_metadata(tenant, subject)
         self._metadata = metadata
-        self._link = _Link(self.target, self._credentials)
+        self._link = Link(self.target, self._credentials)
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,6 +210,26 @@ class EngineClient:
         request = SetInterceptorEnabledRequest(agent=agent, interceptor=interceptor, enabled=enabled)
         return (await self._unary(self._link.agents().SetInterceptorEnabled, request, token)).interceptor
 
+    async def inspect_run(self, run_id: str, *, token: str | None = None) -> InspectRunResponse:
+        """Return a run from inside: who works on it, its frames, its open calls; for operators."""
+        return await self._unary(self._link.operators().InspectRun, InspectRunRequest(run_id=run_id), token)
+
+    async def release_run(self, run_id: str, *, token: str | None = None) -> ReleaseRunResponse:
+        """Take a run from the process that works on it, or end its back-off; for operators."""
+        return await self._unary(self._link.operators().ReleaseRun, ReleaseRunRequest(run_id=run_id), token)
+
+    async def retry_run(self, run_id: str, *, request_id: str = "", token: str | None = None) -> Run:
+        """Ask the question of a final run again and return the new run; for operators.
+
+        ``request_id`` makes it idempotent; empty: a new one is made.
+        """
+        request = RetryRunRequest(run_id=run_id, request_id=request_id or new_request_id())
+        return (await self._unary(self._link.operators().RetryRun, request, token)).run
+
+    async def purge_run(self, run_id: str, *, token: str | None = None) -> None:
+        """Purge the log, checkpoint and record of a final run; for operators."""
+        await self._unary(self._link.operators().PurgeRun, PurgeRunRequest(run_id=run_id), token)
+
     async def check(self) -> bool:
         """Say whether the engine calls itself healthy (grpc.health.v1, service ""); False too when none answers."""
         # Both messages are a byte or two (empty request; status = 1, SERVING), which spares a dependency.
@@ -254,9 +249,9 @@ class EngineClient:
         try:
             return await method(request, metadata=self._call_metadata(token), timeout=UNARY_TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            raise _lost(error, self._link, request).error from None
+            raise lost(error, self._link, request).error from None
         except asyncio.CancelledError:
-            _reraise_own_cancellation()
+            reraise_own_cancellation()
             raise EngineUnreachable("the client was closed during the call") from None
 
     def _call_metadata(self, token: str | None) -> _Metadata:
@@ -273,7 +268,7 @@ class EngineClient:
     def _stream(self, request: StreamRequest, token: str | None, timeout: float | None) -> RunStream:
         def open_call(request: StreamRequest, remaining: float | None) -> StreamCall:
             stub, metadata = self._link.engine(), self._call_metadata(token)
-            call: _GrpcCall
+            call: GrpcCall
             match request:
                 case RunRequest():
                     call = stub.Run(request, metadata=metadata, timeout=remaining)
@@ -281,158 +276,9 @@ class EngineClient:
                     call = stub.Resume(request, metadata=metadata, timeout=remaining)
                 case AttachRequest():
                     call = stub.Attach(request, metadata=metadata, timeout=remaining)
-            return _Call(call, self._link, request)
+            return Call(call, self._link, request)
 
         return RunStream(open_call, request, reconnect=self.reconnect, timeout=timeout, place=self.target)
-
-
-class _Call:
-    """A streaming call of any of the three rpcs, as ``run_stream`` wants it."""
-
-    def __init__(self, call: "_GrpcCall", link: "_Link", request: StreamRequest) -> None:
-        self._call = call
-        self._link = link
-        self._request = request
-        self._reading = False
-
-    async def accepted(self) -> tuple[str, str] | None:
-        found = {str(key): value for key, value in await self._guard(self._call.initial_metadata()) or ()}
-        if RUN_ID_KEY not in found:
-            return None
-        return str(found[RUN_ID_KEY]), str(found.get(CONVERSATION_ID_KEY, ""))
-
-    async def read(self) -> Sequence[EngineEvent] | None:
-        self._reading = True
-        try:
-            message = await self._guard(self._call.read())
-        finally:
-            self._reading = False
-        return None if message is grpc.aio.EOF else cast("RunResponse", message).events
-
-    async def hang_up(self) -> None:
-        self._call.cancel()
-        if self._reading:  # by another task, which sees the end itself
-            return
-        # A call that is cancelled and never read leaves the spans of interceptors open.
-        task = asyncio.current_task()
-        cancels = task.cancelling() if task is not None else 0
-        try:
-            async with asyncio.timeout(HANG_UP_TIMEOUT):
-                await self._call.read()
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError):
-            pass
-        except asyncio.CancelledError:  # the call's own; unless the caller was cancelled meanwhile
-            if task is not None and task.cancelling() > cancels:
-                raise
-
-    async def _guard(self, step: Awaitable[_Resp]) -> _Resp:
-        try:
-            return await step
-        except grpc.aio.AioRpcError as error:
-            raise _lost(error, self._link, self._request) from None
-        except asyncio.CancelledError:
-            _reraise_own_cancellation()
-            gone = EngineUnreachable("the client was closed while the stream was open")
-            raise Lost(gone, again=False, attach=False, connected=True) from None
-
-
-class _GrpcCall(Protocol):
-    async def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
-
-    async def read(self) -> object: ...
-
-    def cancel(self) -> bool: ...
-
-
-class _Link:
-    """The channel of a client; made at the first call, because it belongs to the event loop of that call."""
-
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self.target = target
-        self.closed = False
-        self._credentials = credentials
-        self._channel: grpc.aio.Channel | None = None
-
-    def channel(self) -> grpc.aio.Channel:
-        if self.closed:
-            raise EngineUnreachable("this client is closed")
-        if self._channel is None:
-            options = _channel_options(self.target)
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self.target, options)
-            else:
-                self._channel = grpc.aio.secure_channel(self.target, self._credentials, options)
-        return self._channel
-
-    def engine(self) -> EngineServiceAsyncStub:
-        return EngineServiceStub(self.channel())
-
-    def conversations(self) -> ConversationServiceAsyncStub:
-        return ConversationServiceStub(self.channel())
-
-    def agents(self) -> AgentServiceAsyncStub:
-        return AgentServiceStub(self.channel())
-
-    def is_down(self) -> bool:
-        """Say whether the last try to connect failed; a connection that broke leaves the channel idle."""
-        if self._channel is None or self.closed:
-            return True
-        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-
-    async def close(self) -> None:
-        self.closed = True
-        if self._channel is not None:
-            await self._channel.close()
-
-
-def _channel_options(target: str) -> list[tuple[str, int]]:
-    options = [
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-        ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-        # Retry policies from DNS would fight the rules above.
-        ("grpc.service_config_disable_resolution", 1),
-        # gRPC's own pause between connection attempts grows to two minutes; a restarted engine is back sooner.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Connections are this client's own: another client's failed attempts must not delay it.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    if target.rpartition(":")[0] in {"127.0.0.1", "localhost", "[::1]"} or target.startswith("unix:"):
-        options.append(("grpc.enable_http_proxy", 0))
-    return options
-
-
-def _lost(error: grpc.aio.AioRpcError, link: _Link, request: object) -> Lost:
-    """Judge a status: what it means to people, and what may be tried again."""
-    code, connected = error.code(), not link.is_down()
-    meant = error_from_rpc(error)
-    if any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
-        return Lost(meant, again=False, attach=meant.reason in _ATTACH_LATER, connected=True)
-    detail = {"detail": meant.message[:300]}
-    if code is _Code.UNAVAILABLE and connected:
-        meant = EngineUnreachable(f"the connection to the engine at {link.target} broke", detail)
-    elif code is _Code.UNAVAILABLE:
-        text = f"no engine answers at {link.target}; start it with `dualclaw-server` or set DUALCLAW_ENGINE"
-        meant = EngineUnreachable(text, detail)
-    elif code is _Code.UNIMPLEMENTED and isinstance(request, _OPTIONAL):
-        # An rpc's request is named after it; buf's lint sees to that.
-        meant = NotServed(link.target, type(request).__name__.removesuffix("Request"), meant.message)
-    elif code is _Code.UNIMPLEMENTED:
-        text = f"what answers at {link.target} is no dualclaw engine, or one of another version"
-        hint = "Check the address; DUALCLAW_ENGINE or --engine names the engine."
-        meant = EngineError("INTERNAL", text, {"grpc_code": code.name, "hint": hint, **detail})
-    return Lost(meant, again=code in _START_LOST, attach=code in _ATTACH_LOST, connected=connected)
-
-
-def _reraise_own_cancellation() -> None:
-    """Re-raise the CancelledError at hand if this task is being cancelled; gRPC also raises it for a closed call."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        raise  # noqa: PLE0704  # called from except blocks only
 
 
 def _caller_metadata(tenant: str, subject: str) -> _Metadata:

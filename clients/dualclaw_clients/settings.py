@@ -40,6 +40,8 @@ ENGINE_NAMES = frozenset(
         "ALLOW_ANONYMOUS",
         "ACCEPT_LOSS",
         "ROLE",
+        "LEASE",
+        "RETENTION",
     ]
 )
 """Variables of the engine's own settings, known here only so that they are not taken for mistakes."""
@@ -172,6 +174,11 @@ def load_settings(kind: type[_S], overrides: Mapping[str, str | None] | None = N
         return kind(**given)  # type: ignore[arg-type]  # texts, as from the environment; pydantic reads them
     except ValidationError as error:
         raise SettingsError(_problem(kind, found["loc"], found["msg"]) for found in error.errors()) from None
+
+
+def editor() -> str:
+    """Return the command of the person's text editor, by the usual variables; empty: none is set."""
+    return os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip()
 
 
 def unknown_names(names: Iterable[str] | None = None) -> list[str]:

@@ -14,21 +14,24 @@ EVENTS = {
 MESSAGES = {
     "Agent", "AttachRequest", "AttachResponse", "BusyPolicy", "CancelRequest", "CancelResponse", "ContentPart",
     "Conversation", "Decision", "DecisionAction", "DeleteConversationRequest", "DeleteConversationResponse", "Delta",
-    "Diagnosis", "DisconnectPolicy", "Done", "EffectClass", "EngineEvent", "Error", "ErrorReason", "GetAgentRequest",
-    "GetAgentResponse", "GetConversationRequest", "GetConversationResponse", "GetRunRequest", "GetRunResponse",
-    "HistoryEdit", "InsertBefore", "InterceptorInfo", "Interrupt", "InterruptItem", "InterruptKind",
-    "ListAgentsRequest", "ListAgentsResponse", "ListConversationsRequest", "ListConversationsResponse",
-    "ListMessagesRequest", "ListMessagesResponse", "ListRunsRequest", "ListRunsResponse", "Media", "Message", "Node",
-    "Phase", "Reasoning", "ReasoningPart", "RememberScope", "ResumeRequest", "ResumeResponse", "RetryMode", "Rewind",
-    "Role", "Run", "RunOptions", "RunRequest", "RunResponse", "RunState", "SetInterceptorEnabledRequest",
+    "Diagnosis", "DisconnectPolicy", "Done", "EffectClass", "EngineEvent", "Error", "ErrorReason", "FrameInfo",
+    "GetAgentRequest", "GetAgentResponse", "GetConversationRequest", "GetConversationResponse", "GetRunRequest",
+    "GetRunResponse", "HistoryEdit", "InsertBefore", "InspectRunRequest", "InspectRunResponse", "InterceptorInfo",
+    "Interrupt", "InterruptItem", "InterruptKind", "ListAgentsRequest", "ListAgentsResponse",
+    "ListConversationsRequest", "ListConversationsResponse", "ListMessagesRequest", "ListMessagesResponse",
+    "ListRunsRequest", "ListRunsResponse", "Media", "Message", "Node", "OpenCall", "Phase", "PurgeRunRequest",
+    "PurgeRunResponse", "Reasoning", "ReasoningPart", "ReleaseRunRequest", "ReleaseRunResponse", "RememberScope",
+    "ResumeRequest", "ResumeResponse", "RetryMode", "RetryRunRequest", "RetryRunResponse", "Rewind", "Role", "Run",
+    "RunOptions", "RunRequest", "RunResponse", "RunState", "SetInterceptorEnabledRequest",
     "SetInterceptorEnabledResponse", "Severity", "Step", "StepEvent", "StepKind", "StopReason", "Tool", "ToolCall",
     "ToolResult", "Usage",
 }  # fmt: skip
 RPC = {
-    "AGENT_SERVICE", "CONVERSATION_SERVICE", "ENGINE_SERVICE", "AgentServiceAsyncStub", "AgentServiceServicer",
-    "AgentServiceStub", "ConversationServiceAsyncStub", "ConversationServiceServicer", "ConversationServiceStub",
-    "EngineServiceAsyncStub", "EngineServiceServicer", "EngineServiceStub", "add_agent_service",
-    "add_conversation_service", "add_engine_service",
+    "AGENT_SERVICE", "CONVERSATION_SERVICE", "ENGINE_SERVICE", "OPERATOR_SERVICE", "AgentServiceAsyncStub",
+    "AgentServiceServicer", "AgentServiceStub", "ConversationServiceAsyncStub", "ConversationServiceServicer",
+    "ConversationServiceStub", "EngineServiceAsyncStub", "EngineServiceServicer", "EngineServiceStub",
+    "OperatorServiceAsyncStub", "OperatorServiceServicer", "OperatorServiceStub", "add_agent_service",
+    "add_conversation_service", "add_engine_service", "add_operator_service",
 }  # fmt: skip
 
 

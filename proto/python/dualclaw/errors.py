@@ -45,6 +45,7 @@ Reason = Literal[
     "TOOL_OUTCOME_UNKNOWN",
     "SLOW_CLIENT",
     "INTERNAL",
+    "RUN_NOT_FINAL",
 ]
 """Names of ErrorReason without their prefix; a test holds them against the enum."""
 
@@ -59,6 +60,7 @@ HINTS: Mapping[Reason, str] = MappingProxyType(
         "UNKNOWN_INTERRUPT": "GetRun names the questions that are open.",
         "ALREADY_ANSWERED": "Attach to the run to see how it went on.",
         "RUN_NOT_INTERRUPTED": "Attach to the run; it waits for no answer.",
+        "RUN_NOT_FINAL": "Cancel the run, or wait until it has ended.",
         "CONVERSATION_BUSY": "Wait for the active run, cancel it, or ask with on_busy QUEUE or REPLACE.",
         "REQUEST_ID_REUSED": "Use a new request_id for another request.",
         "AFTER_SEQ_OUT_OF_RANGE": "Attach with after_seq up to last_seq, or 0 for every event.",

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from dualclaw.errors import FieldError
 from dualclaw.status import code_of, trailing_of
-from dualclaw.v1 import agent_service_pb2, conversation_service_pb2, engine_service_pb2
+from dualclaw.v1 import agent_service_pb2, conversation_service_pb2, engine_service_pb2, operator_service_pb2
 from dualclaw.v1.agent_service_pb2_grpc import (
     AgentServiceServicer,
     AgentServiceStub,
@@ -28,18 +28,21 @@ from dualclaw.v1.conversation_service_pb2_grpc import (
     ConversationServiceStub,
 )
 from dualclaw.v1.engine_service_pb2_grpc import EngineServiceServicer, EngineServiceStub
+from dualclaw.v1.operator_service_pb2_grpc import OperatorServiceServicer, OperatorServiceStub
 
 if TYPE_CHECKING:  # the asynchronous stubs are the same classes, typed for grpc.aio
     from dualclaw.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from dualclaw.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from dualclaw.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+    from dualclaw.v1.operator_service_pb2_grpc import OperatorServiceAsyncStub
 else:
     AgentServiceAsyncStub, ConversationServiceAsyncStub = AgentServiceStub, ConversationServiceStub
-    EngineServiceAsyncStub = EngineServiceStub
+    EngineServiceAsyncStub, OperatorServiceAsyncStub = EngineServiceStub, OperatorServiceStub
 
 ENGINE_SERVICE = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 CONVERSATION_SERVICE = conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"].full_name
 AGENT_SERVICE = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
+OPERATOR_SERVICE = operator_service_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name
 
 
 class _Serializable(Protocol):
@@ -63,6 +66,11 @@ def add_conversation_service(servicer: ConversationServiceServicer, server: grpc
 def add_agent_service(servicer: AgentServiceServicer, server: grpc.aio.Server) -> None:
     """Register an agent service."""
     _add(agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"], servicer, server)
+
+
+def add_operator_service(servicer: OperatorServiceServicer, server: grpc.aio.Server) -> None:
+    """Register an operators' service."""
+    _add(operator_service_pb2.DESCRIPTOR.services_by_name["OperatorService"], servicer, server)
 
 
 def _add(service: ServiceDescriptor, servicer: object, server: grpc.aio.Server) -> None:
@@ -116,6 +124,7 @@ __all__ = [
     "AGENT_SERVICE",
     "CONVERSATION_SERVICE",
     "ENGINE_SERVICE",
+    "OPERATOR_SERVICE",
     "AgentServiceAsyncStub",
     "AgentServiceServicer",
     "AgentServiceStub",
@@ -125,7 +134,11 @@ __all__ = [
     "EngineServiceAsyncStub",
     "EngineServiceServicer",
     "EngineServiceStub",
+    "OperatorServiceAsyncStub",
+    "OperatorServiceServicer",
+    "OperatorServiceStub",
     "add_agent_service",
     "add_conversation_service",
     "add_engine_service",
+    "add_operator_service",
 ]

@@ -21,6 +21,7 @@ from dualclaw import (
     RememberScope,
     ResumeRequest,
     RetryMode,
+    RetryRunRequest,
     Role,
     RunOptions,
     RunRequest,
@@ -223,6 +224,14 @@ def cancel_request(request: CancelRequest) -> None:
     faults.text("run_id", request.run_id, MAX_ID, required=True)
     if len(request.reason.encode()) > MAX_REASON:
         faults.add("reason", f"has more than {MAX_REASON} bytes")
+    faults.done()
+
+
+def retry_request(request: RetryRunRequest) -> None:
+    """Raise FieldError unless the request is well-formed."""
+    faults = _Faults()
+    faults.text("run_id", request.run_id, MAX_ID, required=True)
+    faults.text("request_id", request.request_id, MAX_REQUEST_ID)
     faults.done()
 
 

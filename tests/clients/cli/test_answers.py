@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -295,6 +296,59 @@ async def test_what_was_typed_before_a_question_is_no_answer(fake_engine, on_scr
         await screen.type("(empty: later): ", "\n")
         assert await screen.code() == 5, screen.text
     assert fake_engine.calls_of("Resume") == []
+
+
+async def test_long_arguments_are_edited_in_the_persons_editor(fake_engine, on_screen, dualclaw, parked, tmp_path):
+    """It gets them laid out; what it leaves is checked like what is typed, and an editor that fails sends nothing."""
+    editor = tmp_path / "editor.py"
+    seen = tmp_path / "seen"
+    editor.write_text(
+        "import json, pathlib, sys\n"
+        "seen, file = map(pathlib.Path, sys.argv[1:])\n"
+        "with seen.open('a') as out:\n"
+        "    out.write(json.dumps(file.read_text()) + '\\n')\n"
+        "turn = len(seen.read_text().splitlines())\n"
+        "sys.exit(3) if turn == 1 else file.write_text('[1]' if turn == 2 else '{\"p\": 9007199254740993}')\n"
+    )
+    dualclaw.env |= {"VISUAL": f"{sys.executable} {editor} {seen}"}
+    parked(APPROVAL)
+    fake_engine.on("Resume", [done("ok")])
+    async with on_screen("ask", "hi") as screen:
+        await screen.type("(empty: later): ", "e\n")
+        await screen.type("(empty: back, /edit: in your editor): ", "/edit\n")
+        await screen.wait_for("the editor ended with exit code 3")
+        await screen.type("(empty: later): ", "e\n")
+        await screen.type("/edit: in your editor): ", "/edit\n")
+        await screen.wait_for("not one object")
+        await screen.type("/edit: in your editor): ", "/edit\n")
+        assert await screen.code() == 0, screen.text
+    assert fake_engine.calls_of("Resume")[0].request.decisions[0].args_json == '{"p": 9007199254740993}'
+    laid_out = '{\n  "p": "/"\n}\n'
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == [laid_out, laid_out, "[\n  1\n]\n"]
+
+
+async def test_an_answer_to_an_expired_question_is_told_as_that(fake_engine, on_screen):
+    """Nobody was faster: the time was over. The run is followed all the same."""
+    late = InterruptItem()
+    late.CopyFrom(APPROVAL)
+    late.expire_time.FromSeconds(1)
+    fake_engine.on("Run", [make_interrupt([late]), done(stop_reason="interrupted")])
+    fake_engine.on("Resume", [EngineError("ALREADY_ANSWERED", "it has its answer")])
+    fake_engine.on("Attach", [make_delta("went on", seq=3), done("went on")])
+    async with on_screen("ask", "hi") as screen:
+        await screen.type("(empty: later): ", "a\n")
+        await screen.wait_for("the question has expired")
+        assert await screen.code() == 0, screen.text
+
+
+async def test_different_answers_are_given_together(fake_engine, dualclaw):
+    """Each --decision is a whole answer; short and full names of actions are taken, and all go in one call."""
+    fake_engine.on("Resume", [done("ok")])
+    first = {"interrupt_id": "a", "action": "edit", "args_json": '{"n": 1}', "args_hash": "h"}
+    second = {"interruptId": "b", "action": "DECISION_ACTION_REJECT", "comment": "no"}
+    ended = await dualclaw("resume", "r-1", "--decision", json.dumps(first), "--decision", json.dumps(second))
+    assert ended.code == 0, ended.err
+    assert decisions(fake_engine) == [("a", "edit", "h"), ("b", "reject", "")]
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(fake_engine, on_screen, parked):

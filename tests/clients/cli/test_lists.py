@@ -165,6 +165,13 @@ async def test_help_of_conversations_says_how_to_see_one(dualclaw):
         (("resume", "r", "reject", "--response", "x"), "--response is for respond"),
         (("resume", "r", "reject", "--remember", "tenant"), "--remember is for approve"),
         (("resume", "r", "respond", "--response", "x", "--response-json", "1"), "not allowed with"),
+        (("resume", "r", "--decision", "{"), "is no Decision as JSON"),
+        (("resume", "r", "--decision", '{"interrupt_id": "a", "action": "permit"}'), "is no Decision as JSON"),
+        (("resume", "r", "--decision", '{"action": "approve"}'), "needs interrupt_id and action"),
+        (("resume", "r", "approve", "--decision", '{"interrupt_id": "a", "action": 1}'), "in place of ACTION"),
+        (("run", "show"), "RUN"),
+        (("run", "restart", "r"), "invalid choice: 'restart'"),
+        (("ask", "--retry-mode", "never", "hi"), "invalid choice: 'never'"),
         (("resume", "r", "--history-edit", '{"apend": {}}'), "is no HistoryEdit as JSON"),
     ],
 )

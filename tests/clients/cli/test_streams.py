@@ -6,7 +6,7 @@ import json
 import grpc
 import pytest
 
-from dualclaw import BusyPolicy, Role, Run, RunState
+from dualclaw import BusyPolicy, RetryMode, Role, Run, RunState
 from dualclaw.errors import EngineError
 from dualclaw.events import (
     make_delta,
@@ -37,7 +37,8 @@ async def test_ask_puts_the_answer_on_stdout_and_everything_else_on_stderr(fake_
         ],
     )
     ended = await dualclaw("ask", "--agent", "a1", "--conversation", "c-7", "--model", "m1", "--max-steps", "3",
-                           "--on-busy", "queue", "--request-id", "x1", "how", "warm?")  # fmt: skip
+                           "--retry-mode", "hold", "--on-busy", "queue", "--request-id", "x1",
+                           "how", "warm?")  # fmt: skip
     assert ended.code == 0, ended.err
     assert ended.out == "It is 22°.\n"
     for expected in ("let me look", '▸ skill weather {"city": "上海"}', "✓ weather: 22°"):
@@ -46,6 +47,7 @@ async def test_ask_puts_the_answer_on_stdout_and_everything_else_on_stderr(fake_
     request = fake_engine.calls_of("Run")[0].request
     assert (request.agent, request.conversation_id, request.request_id, request.claw) == ("a1", "c-7", "x1", "cli")
     assert (request.options.model, request.options.max_steps) == ("m1", 3)
+    assert request.options.retry_mode == RetryMode.RETRY_MODE_HOLD
     assert request.on_busy == BusyPolicy.BUSY_POLICY_QUEUE
     assert (request.message.role, request.message.parts[0].text) == (Role.ROLE_USER, "how warm?")
 

@@ -134,14 +134,14 @@ class ResumeRequest(_message.Message):
     run_id: _builtins.str
     """Id of the run."""
     request_id: _builtins.str
-    """Idempotency key as in RunRequest."""
+    """Idempotency key as in RunRequest, and from the same set. At most 256 bytes."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Decision]:
-        """The answers; one by one or together."""
+        """The answers; one by one or together, at most 64 in a call."""
 
     @_builtins.property
     def history_edits(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.HistoryEdit]:
-        """Changes to the history; needs the role operator."""
+        """Changes to the history, at most 64 in a call; needs the role operator."""
 
     def __init__(
         self,

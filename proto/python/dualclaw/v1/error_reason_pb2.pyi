@@ -53,7 +53,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: Resume of a run that is RUNNING.
     """
     ERROR_REASON_CONVERSATION_BUSY: _ErrorReason.ValueType  # 8
-    """The conversation has an active run; metadata run_id names it. Status FAILED_PRECONDITION.
+    """The conversation has an active run; metadata run_id names it and, if it waits for people, interrupts lists the
+    ids of its open questions as a JSON array of strings. Status FAILED_PRECONDITION.
     Example: A second question while the first is being answered.
     """
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 9
@@ -198,7 +199,8 @@ ERROR_REASON_RUN_NOT_INTERRUPTED: ErrorReason.ValueType  # 7
 Example: Resume of a run that is RUNNING.
 """
 ERROR_REASON_CONVERSATION_BUSY: ErrorReason.ValueType  # 8
-"""The conversation has an active run; metadata run_id names it. Status FAILED_PRECONDITION.
+"""The conversation has an active run; metadata run_id names it and, if it waits for people, interrupts lists the
+ids of its open questions as a JSON array of strings. Status FAILED_PRECONDITION.
 Example: A second question while the first is being answered.
 """
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 9

@@ -69,7 +69,7 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     """Not given, as on thinking steps."""
     PHASE_START: _Phase.ValueType  # 1
-    """It has begun and not ended."""
+    """It has begun and not ended, or waits for people before it begins; a diagnosis says so then."""
     PHASE_OK: _Phase.ValueType  # 2
     """It ended well."""
     PHASE_FAIL: _Phase.ValueType  # 3
@@ -81,7 +81,7 @@ class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """Not given, as on thinking steps."""
 PHASE_START: Phase.ValueType  # 1
-"""It has begun and not ended."""
+"""It has begun and not ended, or waits for people before it begins; a diagnosis says so then."""
 PHASE_OK: Phase.ValueType  # 2
 """It ended well."""
 PHASE_FAIL: Phase.ValueType  # 3
@@ -665,7 +665,7 @@ class InterruptItem(_message.Message):
     prompt: _builtins.str
     """What to ask the person."""
     response_schema_json: _builtins.str
-    """JSON schema of response_json of a RESPOND answer; empty: any text."""
+    """JSON schema of response_json of a RESPOND answer; empty: any JSON, which people write as a text."""
     args_hash: _builtins.str
     """Opaque hash of the final arguments, unmasked; an answer may name it to be sure of what it approves."""
     @_builtins.property

@@ -78,7 +78,9 @@ class InspectRunResponse(_message.Message):
     """How often this segment was taken over from a process that is gone."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run as everybody sees it."""
+        """The run as everybody sees it. If this engine cannot read its saved state (damaged, or written by a newer engine),
+        its error says so whatever its state is, and segment, recoveries and open_calls are empty.
+        """
 
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
@@ -98,7 +100,7 @@ class InspectRunResponse(_message.Message):
 
     @_builtins.property
     def open_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenCall]:
-        """Calls of its unfinished model message, in the model's order."""
+        """Calls of its unfinished model message, in the model's order; those of a sub-agent follow the call that runs it."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class OpenCall(_message.Message):
     tool_name: _builtins.str
     """Name of the tool."""
     phase: _event_pb2.Phase.ValueType
-    """Phase of its step; UNSPECIFIED: not started."""
+    """Phase of its step; UNSPECIFIED: not started. START also while it waits for people."""
     def __init__(
         self,
         *,

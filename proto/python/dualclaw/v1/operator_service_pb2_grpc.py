@@ -78,6 +78,7 @@ class OperatorServiceServicer:
 
     def RetryRun(self, request, context):
         """Asks the question of a final run again, as a new run of the same conversation; idempotent by request_id.
+        It acts for the subject the first run acted for, with that subject's roles, not with the operator's.
         RUN_NOT_FINAL for any other; CONVERSATION_BUSY while another run of the conversation is active.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -41,6 +41,7 @@ class OperatorServiceStub:
     """
     RetryRun: _grpc.UnaryUnaryMultiCallable[_operator_service_pb2.RetryRunRequest, _operator_service_pb2.RetryRunResponse]
     """Asks the question of a final run again, as a new run of the same conversation; idempotent by request_id.
+    It acts for the subject the first run acted for, with that subject's roles, not with the operator's.
     RUN_NOT_FINAL for any other; CONVERSATION_BUSY while another run of the conversation is active.
     """
     PurgeRun: _grpc.UnaryUnaryMultiCallable[_operator_service_pb2.PurgeRunRequest, _operator_service_pb2.PurgeRunResponse]
@@ -59,6 +60,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
     RetryRun: _aio.UnaryUnaryMultiCallable[_operator_service_pb2.RetryRunRequest, _operator_service_pb2.RetryRunResponse]  # type: ignore[assignment]
     """Asks the question of a final run again, as a new run of the same conversation; idempotent by request_id.
+    It acts for the subject the first run acted for, with that subject's roles, not with the operator's.
     RUN_NOT_FINAL for any other; CONVERSATION_BUSY while another run of the conversation is active.
     """
     PurgeRun: _aio.UnaryUnaryMultiCallable[_operator_service_pb2.PurgeRunRequest, _operator_service_pb2.PurgeRunResponse]  # type: ignore[assignment]
@@ -92,6 +94,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_service_pb2.RetryRunResponse, _abc.Awaitable[_operator_service_pb2.RetryRunResponse]]:
         """Asks the question of a final run again, as a new run of the same conversation; idempotent by request_id.
+        It acts for the subject the first run acted for, with that subject's roles, not with the operator's.
         RUN_NOT_FINAL for any other; CONVERSATION_BUSY while another run of the conversation is active.
         """
 

@@ -578,7 +578,9 @@ class Tool(_message.Message):
     effect: Global___EffectClass.ValueType
     """Whether it may be repeated after a crash."""
     needs_approval: _builtins.bool
-    """True when a person is asked before it runs."""
+    """True when a person may be asked before it runs; whether one is can depend on the arguments and on what is
+    remembered.
+    """
     def __init__(
         self,
         *,
