@@ -46,7 +46,7 @@ ENGINE_NAMES = frozenset(
 )
 """Variables of the engine's own settings, known here only so that they are not taken for mistakes."""
 ENGINE_GROUPS = tuple(
-    _PREFIX + name for name in ("MODEL_", "STORE_", "JWT_", "TLS_", "MAX_", "LOG_", "LIMIT_", "A2A_", "TEST_")
+    _PREFIX + name for name in ("MODEL_", "STORE_", "JWT_", "TLS_", "MAX_", "LOG_", "LIMIT_", "A2A_", "IM_", "TEST_")
 )
 """Beginnings of names that belong to the engine as well."""
 

@@ -273,19 +273,6 @@ async def test_a_chat_answers_a_question_with_its_next_message(clerk: Clerk) -> 
     assert len(runs) == 2
 
 
-async def test_a_chat_is_told_of_approvals_and_promised_no_reply_that_would_not_work(clerk: Clerk) -> None:
-    """Arguments and place to decide are shown; a message meanwhile is not swallowed, and says so by its exit code."""
-    code, out, err = await clerk.console("note", "1 同意")
-    assert code == 1, err
-    answer, _, notice = out.partition("⚠️")
-    assert "1. May this be noted?" in answer
-    assert str(BIG) in answer
-    assert "请在支持审批的渠道（例如网页）处理" in answer
-    assert "May this be noted?" in notice
-    assert "请回复" not in out
-    assert clerk.notes() == []
-
-
 async def test_the_command_line_sees_and_answers_what_a_chat_has_started(clerk: Clerk) -> None:
     """Across channels: asked in a chat, listed, shown and approved at the command line."""
     await clerk.console("both")

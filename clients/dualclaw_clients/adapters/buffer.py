@@ -12,7 +12,7 @@ Decisions
 - A body of white space alone is empty.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dualclaw import EngineEvent, Severity
@@ -20,15 +20,10 @@ from dualclaw.events import diagnosis_text, to_text, to_wire
 from dualclaw.fold import RunView
 from dualclaw_clients.adapters.base import BaseClawAdapter
 from dualclaw_clients.adapters.media import MediaContent, media_content
-from dualclaw_clients.adapters.questions import questions_text
+from dualclaw_clients.adapters.questions import ZH, Wording, questions_text
 
 MAX_BODY: Final = 20_000
 """Characters (code points) of a body; what a person reads in a chat, and a bound for what is sent."""
-
-GENERATING_TEXT: Final = "内容正在生成"
-CUT_TEXT: Final = "内容过长已截断"
-FAILED_TEXT: Final = "❌ 处理失败"
-"""For a failure that names no reason."""
 
 
 class BufferAdapter(BaseClawAdapter):
@@ -38,6 +33,7 @@ class BufferAdapter(BaseClawAdapter):
         keep_reasoning: put the model's reasoning before the answer.
         keep_diagnosis: put the error diagnosis of failed steps behind it.
         numbered_replies: the channel takes numbered replies to open questions; False: none is promised.
+        wording: the language of the adapter's own words.
         claw: "im", or the connector's own, such as "im_wechat".
         trace_id, tenant_id: see BaseClawAdapter.
 
@@ -51,6 +47,7 @@ class BufferAdapter(BaseClawAdapter):
         keep_reasoning: bool = False,
         keep_diagnosis: bool = True,
         numbered_replies: bool = True,
+        wording: Wording = ZH,
         claw: str = "im",
         trace_id: str = "",
         tenant_id: str = "",
@@ -59,6 +56,7 @@ class BufferAdapter(BaseClawAdapter):
         self.keep_reasoning = keep_reasoning
         self.keep_diagnosis = keep_diagnosis
         self.numbered_replies = numbered_replies
+        self.wording = wording
         self.view = RunView()
         self._run_id = ""
         # Indexes of the steps this segment has touched, in order; a dict, for its order.
@@ -86,8 +84,11 @@ class BufferAdapter(BaseClawAdapter):
             self._segment_steps[index] = None
         return True
 
-    def assemble(self) -> str | MediaContent:
-        """Return the answer so far: text (may be ""), or media that is sent as such. Changes nothing."""
+    def assemble(self, numbers: Sequence[int] | None = None) -> str | MediaContent:
+        """Return the answer so far: text (may be ""), or media that is sent as such. Changes nothing.
+
+        ``numbers``: of the open questions, for a channel that goes on counting; None: from 1.
+        """
         terminal = self.view.terminal
         done = terminal.done if terminal is not None and terminal.HasField("done") else None
         body = (done.content if done is not None else "") or self.view.text
@@ -98,17 +99,19 @@ class BufferAdapter(BaseClawAdapter):
         parts: list[str] = []
         if self.keep_reasoning:
             parts.append(self.view.reasoning)
-        questions = questions_text(self.view.interrupts, numbered=self.numbered_replies)
+        questions = questions_text(
+            self.view.interrupts, numbered=self.numbered_replies, numbers=numbers, wording=self.wording
+        )
         if body.strip():
             parts.append(body[:MAX_BODY])
             if len(body) > MAX_BODY:
-                parts.append(CUT_TEXT)
+                parts.append(self.wording.cut)
         elif done is not None and done.generating and not questions:
-            parts.append(GENERATING_TEXT)
+            parts.append(self.wording.generating)
         failure = ""
         if terminal is not None and terminal.HasField("error"):
             reason = to_text(terminal)
-            failure = reason if reason.strip("❌ ") else FAILED_TEXT
+            failure = reason if reason.strip("❌ ") else self.wording.failed
         parts += (failure, questions)
         if self.keep_diagnosis:
             parts += (line for line in self._diagnosis_lines() if line != failure)

@@ -1,57 +1,153 @@
 """Open questions as text, for channels without buttons: numbered, each with the words that answer it.
 
 A reply is the question's number, then a word of ``ANSWER_WORDS`` (and what that word needs) or, for a question,
-the answer itself: ``1 同意``, ``1 修改 {"city": "上海"}``, ``2 明天下午``. A single question takes any message for its
-answer. Whoever reads replies takes the words from here.
+the answer itself: ``1 同意``, ``2 明天下午``. The only open question takes any message for its answer. Whoever reads
+replies takes the words from here.
+
+- Nobody approves what they have not seen. Arguments that do not fit are cut, and then only refusing is offered here.
+- What is shown is what is there: characters that turn text around or take no space are shown as their escapes.
+- Changing a call's arguments needs a place to edit JSON, so it is offered by channels that have one.
 
 A channel that reads no numbered replies says so (``numbered=False``) and promises none: there a message answers the
 only question, and everything else is for a channel where it can be decided.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from dualclaw import DecisionAction, InterruptItem, InterruptKind
 
-ANSWER_WORDS: Final[Mapping[DecisionAction.ValueType, str]] = MappingProxyType(
-    {
-        DecisionAction.DECISION_ACTION_APPROVE: "同意",
-        DecisionAction.DECISION_ACTION_REJECT: "拒绝",
-        DecisionAction.DECISION_ACTION_EDIT: "修改",
-        DecisionAction.DECISION_ACTION_SKIP: "跳过",
-        DecisionAction.DECISION_ACTION_RESPOND: "回答",
-    }
-)
-"""The word that stands for an action in a reply."""
+Locale = Literal["zh", "en"]
 
-MAX_ARGS = 1_000
+_APPROVE = DecisionAction.DECISION_ACTION_APPROVE
+_REJECT = DecisionAction.DECISION_ACTION_REJECT
+_EDIT = DecisionAction.DECISION_ACTION_EDIT
+_SKIP = DecisionAction.DECISION_ACTION_SKIP
+_RESPOND = DecisionAction.DECISION_ACTION_RESPOND
+
+MAX_ARGS: Final = 4_000
 """Characters of a call's arguments that are shown; a person must see what they approve, a chat has limits."""
-
-_WITH_MORE: Final = {
-    DecisionAction.DECISION_ACTION_EDIT: " {新参数 JSON}",
-    DecisionAction.DECISION_ACTION_RESPOND: " 内容",
-}
+_UNSEEN = re.compile(
+    "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0e\ufeff\x7f-\x9f\U000e0000-\U000e0fff]"
+)
 
 
-ELSEWHERE: Final = "请在支持审批的渠道（例如网页）处理"
-"""Said of a question that no reply in the channel can answer."""
-BY_MESSAGE: Final = "请直接回复您的答案"
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What an assembled answer says in its own words, in one language. ``{...}`` is filled in."""
+
+    words: Mapping[DecisionAction.ValueType, str]
+    """The word that stands for an action in a reply."""
+    generating: str
+    """For an answer whose content is still being made."""
+    cut: str
+    """Behind a body that was longer than is sent."""
+    failed: str
+    """For a failure that names no reason."""
+    ask: str
+    """For a question without a prompt."""
+    allow: str
+    """For an approval without a prompt."""
+    this_step: str
+    """For a call without a name."""
+    tool: str
+    """Names the tool of an approval whose prompt does not."""
+    arguments: str
+    cut_arguments: str
+    """Why an approval cannot be given here."""
+    expires: str
+    reply: str
+    quoted: str
+    between: str
+    """Between two of several replies."""
+    last: str
+    """Before the last of several replies."""
+    your_answer: str
+    text: str
+    """Stands for the text a reply needs beside its word."""
+    by_message: str
+    """Said of the only open question: a message answers it."""
+    elsewhere: str
+    """Said of a question that no reply in the channel can answer."""
 
 
-def questions_text(items: Sequence[InterruptItem], *, numbered: bool = True) -> str:
-    """Return all questions in order, numbered from 1 and one blank line apart; "" when there are none.
+ZH: Final = Wording(
+    words=MappingProxyType({_APPROVE: "同意", _REJECT: "拒绝", _EDIT: "修改", _SKIP: "跳过", _RESPOND: "回答"}),
+    generating="内容正在生成",
+    cut="内容过长已截断",
+    failed="❌ 处理失败",
+    ask="请补充信息",
+    allow="是否允许执行 {tool}？",
+    this_step="这一步",
+    tool="工具：{tool}",
+    arguments="参数：{args}",
+    cut_arguments="参数过长，未完整显示，因此不能在这里同意；请在网页或命令行（dualclaw resume）查看后同意",
+    expires="有效期至 {time}",
+    reply="请回复{replies}",
+    quoted="“{reply}”",
+    between="、",
+    last="或",
+    your_answer="您的答案",
+    text="内容",
+    by_message="请直接回复您的答案",
+    elsewhere="请在支持审批的渠道（例如网页）处理",
+)
+EN: Final = Wording(
+    words=MappingProxyType({_APPROVE: "ok", _REJECT: "no", _EDIT: "edit", _SKIP: "skip", _RESPOND: "answer"}),
+    generating="The content is still being made",
+    cut="The answer was too long and has been cut",
+    failed="❌ This failed",
+    ask="Please say more",
+    allow="Allow {tool} to run?",
+    this_step="this step",
+    tool="Tool: {tool}",
+    arguments="Arguments: {args}",
+    cut_arguments="The arguments are too long to be shown whole, so this cannot be approved here; "
+    "approve it on the page or with the command line (dualclaw resume)",
+    expires="Valid until {time}",
+    reply="Reply {replies}",
+    quoted='"{reply}"',
+    between=", ",
+    last=" or ",
+    your_answer="YOUR ANSWER",
+    text="TEXT",
+    by_message="Just reply with your answer",
+    elsewhere="This is decided where approvals are supported, such as on the page",
+)
+WORDINGS: Final[Mapping[Locale, Wording]] = MappingProxyType({"zh": ZH, "en": EN})
+"""The one table of these words."""
 
-    ``numbered``: the channel takes numbered replies.
+ANSWER_WORDS: Final = ZH.words
+
+
+def questions_text(
+    items: Sequence[InterruptItem],
+    *,
+    numbered: bool = True,
+    numbers: Sequence[int] | None = None,
+    wording: Wording = ZH,
+) -> str:
+    """Return all questions in order, one blank line apart; "" when there are none.
+
+    Args:
+        items: the open questions.
+        numbered: the channel takes numbered replies.
+        numbers: of the items; None: from 1.
+        wording: the language.
     """
-    alone = len(items) == 1
-    if numbered:
-        how = [_how_to_answer(number, item, alone) for number, item in enumerate(items, 1)]
-    else:
-        answered = only_question(items)
-        how = [BY_MESSAGE if answered is not None and item.id == answered.id else ELSEWHERE for item in items]
-    told = [_question_text(number, item) for number, item in enumerate(items, 1)]
-    return "\n\n".join(f"{question}\n{answer}" for question, answer in zip(told, how, strict=True))
+    answered = only_question(items)
+    told = []
+    for number, item in zip(numbers or range(1, len(items) + 1), items, strict=True):
+        if answered is not None and item.id == answered.id:
+            how = _only_question_how(number, item, wording) if numbered else wording.by_message
+        else:
+            how = _how_to_answer(number, item, wording) if numbered else wording.elsewhere
+        told.append("\n".join([*_question_lines(number, item, wording), how]))
+    return "\n\n".join(told)
 
 
 def only_question(items: Sequence[InterruptItem]) -> InterruptItem | None:
@@ -60,33 +156,67 @@ def only_question(items: Sequence[InterruptItem]) -> InterruptItem | None:
     if len(asked) != 1:
         return None
     allowed = asked[0].allowed_actions
-    return asked[0] if not allowed or DecisionAction.DECISION_ACTION_RESPOND in allowed else None
+    return asked[0] if not allowed or _RESPOND in allowed else None
 
 
-def _question_text(number: int, item: InterruptItem) -> str:
-    is_question = item.kind == InterruptKind.INTERRUPT_KIND_QUESTION
-    fallback = "请补充信息" if is_question else f"是否允许执行 {item.tool_name or '这一步'}？"
-    lines = [f"{number}. {item.prompt.strip() or fallback}"]
-    if not is_question and item.args_json:
-        cut = item.args_json[:MAX_ARGS]
-        lines.append(f"参数：{cut}{'…' if len(item.args_json) > MAX_ARGS else ''}")
-    return "\n".join(lines)
+def is_shown_whole(item: InterruptItem) -> bool:
+    """Return whether a question is shown with all of its arguments."""
+    return len(item.args_json) <= MAX_ARGS
 
 
-def _how_to_answer(number: int, item: InterruptItem, alone: bool) -> str:
-    is_question = item.kind == InterruptKind.INTERRUPT_KIND_QUESTION
-    usual = (
-        [DecisionAction.DECISION_ACTION_RESPOND]
-        if is_question
-        else [DecisionAction.DECISION_ACTION_APPROVE, DecisionAction.DECISION_ACTION_REJECT]
-    )
+def actions_of(item: InterruptItem) -> list[DecisionAction.ValueType]:
+    """Return the actions a question takes that have a word; the usual ones when it names none of them."""
     # Actions newer than this code have no word here; the others still do.
-    actions = [action for action in item.allowed_actions if action in ANSWER_WORDS] or usual
-    replies = []
-    for action in actions:
-        if is_question and action == DecisionAction.DECISION_ACTION_RESPOND:
-            replies.append("您的答案" if alone else f"“{number} 您的答案”")
-        else:
-            replies.append(f"“{number} {ANSWER_WORDS[action]}{_WITH_MORE.get(action, '')}”")
-    listed = "或".join(("、".join(replies[:-1]), replies[-1])) if len(replies) > 1 else replies[0]
-    return f"请回复{listed}"
+    known = [action for action in item.allowed_actions if action in ANSWER_WORDS]
+    return known or ([_RESPOND] if item.kind == InterruptKind.INTERRUPT_KIND_QUESTION else [_APPROVE, _REJECT])
+
+
+def visible(text: str) -> str:
+    """Return a text whose characters that hide or turn around other text are shown as escapes."""
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _question_lines(number: int, item: InterruptItem, wording: Wording) -> list[str]:
+    is_question = item.kind == InterruptKind.INTERRUPT_KIND_QUESTION
+    fallback = wording.ask if is_question else wording.allow.format(tool=item.tool_name or wording.this_step)
+    lines = [f"{number}. {visible(item.prompt.strip() or fallback)}"]
+    if not is_question and not re.search(rf"(?<!\w){re.escape(item.tool_name)}(?!\w)", lines[0]):
+        lines.append(wording.tool.format(tool=visible(item.tool_name)))
+    if not is_question and item.args_json:
+        cut = "" if is_shown_whole(item) else "…"
+        lines.append(wording.arguments.format(args=visible(item.args_json[:MAX_ARGS]) + cut))
+    if item.HasField("expire_time"):
+        try:
+            time = item.expire_time.ToDatetime(UTC)
+        except ValueError:  # out of the range of dates: as good as never
+            return lines
+        lines.append(wording.expires.format(time=f"{time:%Y-%m-%d %H:%M} UTC"))
+    return lines
+
+
+def _only_question_how(number: int, item: InterruptItem, wording: Wording) -> str:
+    others = [_reply(number, item, action, wording) for action in actions_of(item) if action != _RESPOND]
+    return wording.by_message + "".join(wording.last + reply for reply in others)
+
+
+def _how_to_answer(number: int, item: InterruptItem, wording: Wording) -> str:
+    actions = [action for action in actions_of(item) if action != _EDIT]
+    lines = []
+    if not is_shown_whole(item) and _APPROVE in actions:
+        actions.remove(_APPROVE)
+        lines.append(wording.cut_arguments)
+    replies = [_reply(number, item, action, wording) for action in actions]
+    if replies:
+        listed = wording.last.join(filter(None, (wording.between.join(replies[:-1]), replies[-1])))
+        lines.append(wording.reply.format(replies=listed))
+    return "\n".join(lines) or wording.elsewhere
+
+
+def _reply(number: int, item: InterruptItem, action: DecisionAction.ValueType, wording: Wording) -> str:
+    if action != _RESPOND:
+        rest = wording.words[action]
+    elif item.kind == InterruptKind.INTERRUPT_KIND_QUESTION:
+        rest = wording.your_answer
+    else:
+        rest = f"{wording.words[action]} {wording.text}"
+    return wording.quoted.format(reply=f"{number} {rest}")

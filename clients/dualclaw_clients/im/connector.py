@@ -1,11 +1,15 @@
 """What the relay asks of a chat platform: to hand in messages, and to take text and media back.
 
 A connector is one class per platform and knows nothing of the engine; the relay knows nothing of any
-platform. Implemented by ``console.ConsoleConnector``.
+platform. Implemented by ``console.ConsoleConnector`` and ``webhook.WebhookConnector``.
+
+Exception
+  Overloaded   the relay has no room for a message; the platform should deliver it again later
+  SendError    the platform did not take what was sent, or nobody knows
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol
@@ -70,17 +74,37 @@ class Media:
     url: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Which sending this is, for platforms that can drop what they already have."""
+
+    key: str
+    """The same for every try of this part of this answer, in every process; of no other part."""
+    repeated: bool = False
+    """An earlier process may have delivered it: it died between sending and knowing (``unknown_after_send``)."""
+
+
+class Overloaded(Exception):
+    """The relay has no room for a message. It was not stored: the platform should deliver it again later."""
+
+
 class SendError(Exception):
-    """The platform did not take what was sent.
+    """The platform did not take what was sent, or nobody knows whether it did.
 
     Args:
         message: what the platform said; no secrets.
         retryable: True only when it is certain that nothing was delivered and another try may help.
+        unknown: True when it may have been delivered; it is then marked ``unknown_after_send``.
+        retry_after: seconds the platform asks to wait before another try.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
+    def __init__(
+        self, message: str, *, retryable: bool = False, unknown: bool = False, retry_after: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.unknown = unknown
+        self.retry_after = retry_after
 
 
 class Receipt:
@@ -106,8 +130,11 @@ class Receipt:
 Accept = Callable[[IncomingMessage], Awaitable[Receipt]]
 """Hands a message to the relay and returns once it is stored, long before the answer.
 
-Raises ``state.StateError`` when it could not be stored; the platform should then deliver it again.
+Raises ``state.StateError`` when it could not be stored, and Overloaded when there is no room; the platform should
+then deliver it again.
 """
+EVERYBODY = "*"
+"""Among ``approvers``: whoever may chat may approve."""
 
 
 class Connector(Protocol):
@@ -134,6 +161,11 @@ class Connector(Protocol):
         ...
 
     @property
+    def approvers(self) -> Collection[str]:
+        """User ids of those who may decide what a run asks to be allowed; EVERYBODY among them: all."""
+        ...
+
+    @property
     def limit(self) -> Limit:
         """The longest text ``send_text`` takes."""
         ...
@@ -142,7 +174,7 @@ class Connector(Protocol):
         """Hand every message to ``accept``; return when there will be no more."""
         ...
 
-    async def send_text(self, chat: ChatKey, text: str) -> None:
+    async def send_text(self, chat: ChatKey, text: str, sending: Sending) -> None:
         """Send one part; return once the platform has taken it.
 
         Raises:
@@ -150,7 +182,7 @@ class Connector(Protocol):
         """
         ...
 
-    async def send_media(self, chat: ChatKey, media: Media) -> None:
+    async def send_media(self, chat: ChatKey, media: Media, sending: Sending) -> None:
         """Send an image or a video as such; return once the platform has taken it.
 
         Raises:

@@ -18,7 +18,17 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator
 
-from dualclaw_clients.im.connector import Accept, ChatKey, IncomingMessage, Limit, Media, SendError, Unit
+from dualclaw_clients.im.connector import (
+    EVERYBODY,
+    Accept,
+    ChatKey,
+    IncomingMessage,
+    Limit,
+    Media,
+    SendError,
+    Sending,
+    Unit,
+)
 
 MAX_LINE = 256 * 1024
 """Longest message in characters; the engine takes no longer one, and a file without line ends is no message."""
@@ -43,6 +53,7 @@ class ConsoleConnector:
     claw = "im_console"
     tenant = ""
     gated = False
+    approvers = frozenset({EVERYBODY})  # whoever sits at the machine
     limit = Limit(1_000_000, Unit.CHARACTERS)
 
     def __init__(
@@ -78,11 +89,11 @@ class ConsoleConnector:
                         raise self._broken
                 await self._write(self._prompt)
 
-    async def send_text(self, chat: ChatKey, text: str) -> None:
+    async def send_text(self, chat: ChatKey, text: str, sending: Sending) -> None:
         """Print a part on lines of its own."""
         await self._write(text if text.endswith("\n") else text + "\n")
 
-    async def send_media(self, chat: ChatKey, media: Media) -> None:
+    async def send_media(self, chat: ChatKey, media: Media, sending: Sending) -> None:
         """Print the address of an image or a video."""
         await self._write(f"[{media.media_type}] {media.url}\n")
 

@@ -3,13 +3,12 @@
 - A message is ``claimed`` by one owner (a process), then ``done`` or ``failed``. Claiming is one atomic
   statement: of two processes on one file, one gets the message. ``failed`` may be claimed again.
 - A claim never expires by time, since a slow answer is not a lost one. It is free again when its owner is dead.
-  Whether an owner lives is asked of the operating system: each holds a lock on a file of its own beside the
-  state file, and the lock goes with the process, however that ends. (A process id would say nothing to another
-  container, and a heartbeat would expire in a process that is merely slow.)
 - The request to the engine is stored before it is made, byte for byte. Whoever takes the message over sends
   the same request, so the engine streams the same segment and starts no second run.
-- The answer is stored before it is sent, and each part is counted when the platform has taken it. After a crash
-  sending goes on where it stopped; the one part that was on its way may be sent twice.
+- The answer is stored before it is sent. Of each part it is noted when its sending begins (``send_started``) and
+  when the platform has taken it. After a crash sending goes on where it stopped, so that at most one part is in
+  doubt; it is marked ``unknown_after_send`` whatever is done about it.
+- What is stored with an answer is stored in its transaction: how far the chat then knows the run.
 - Texts are wiped when a message is done; the keys stay for a month, so late repeats are known.
 
 SQLite runs in one thread of its own: a commit waits for the disk, and the event loop must not.
@@ -17,11 +16,8 @@ StateError
 """
 
 import asyncio
-import fcntl
-import os
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,35 +25,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
+from dualclaw import InterruptItem
 from dualclaw_clients.im.connector import ChatKey, IncomingMessage, MessageKey
+from dualclaw_clients.im.decisions import Asked
+from dualclaw_clients.im.outgoing import Outgoing, dump_outgoing, load_outgoing
+from dualclaw_clients.im.owner import Owner
+from dualclaw_clients.im.state_items import AskedItems
+from dualclaw_clients.im.state_schema import VERSION, Transaction, bring_up_to_date
+from dualclaw_clients.im.state_watches import Watch, Watches
 
 T = TypeVar("T")
 Route = Literal["engine", "legacy"]
 
 KEEP_SECONDS = 30 * 24 * 3600.0
-_VERSION = 1
-_SCHEMA = """
-CREATE TABLE messages (
-    arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-    platform TEXT NOT NULL, bot TEXT NOT NULL, chat_id TEXT NOT NULL, message_id TEXT NOT NULL,
-    user_id TEXT NOT NULL, text TEXT NOT NULL,
-    route TEXT NOT NULL CHECK (route IN ('engine', 'legacy')),
-    state TEXT NOT NULL CHECK (state IN ('claimed', 'done', 'failed')),
-    owner TEXT NOT NULL,
-    request BLOB NOT NULL DEFAULT x'',
-    answer TEXT, -- NULL: not known yet
-    sent INTEGER NOT NULL DEFAULT 0,
-    error TEXT NOT NULL DEFAULT '',
-    update_time REAL NOT NULL,
-    UNIQUE (platform, bot, chat_id, message_id)
-);
-CREATE INDEX messages_by_state ON messages (state, update_time);
-CREATE TABLE chats (
-    platform TEXT NOT NULL, bot TEXT NOT NULL, chat_id TEXT NOT NULL, conversation_id TEXT NOT NULL,
-    PRIMARY KEY (platform, bot, chat_id)
-) WITHOUT ROWID;
-"""
-_COLUMNS = "platform, bot, chat_id, message_id, user_id, text, route, request, answer, sent"
+_COLUMNS = (
+    "platform, bot, chat_id, message_id, user_id, text, route, request, answer, sent, arrival, resumes, started, unsure"
+)
 _KEY = "platform = ? AND bot = ? AND chat_id = ? AND message_id = ?"
 _FIND = f"SELECT {_COLUMNS} FROM messages WHERE {_KEY}"  # noqa: S608  # constants of this module
 _FIND_STATE = f"SELECT state, owner FROM messages WHERE {_KEY}"  # noqa: S608  # constants of this module
@@ -76,19 +59,29 @@ class Claim:
     route: Route
     request: bytes = b""
     """The ``RunRequest`` that was or is about to be sent; empty: none yet."""
-    answer: str | None = None
-    """What is to be sent, as the relay wrote it down; None: not known yet."""
+    answer: Outgoing | None = None
+    """What is to be sent; None: not known yet."""
     sent: int = 0
     """How many parts of the answer the platform has taken."""
+    arrival: int = 0
+    """Its place among all messages."""
+    resumes: bytes = b""
+    """The ``ResumeRequest``s that were or are about to be sent; empty: none yet."""
+    started: int = 0
+    """The highest part whose sending has begun: one more than ``sent`` if nobody knows whether it arrived."""
+    unsure: int = 0
+    """How many parts were in doubt so far (``unknown_after_send``)."""
 
 
 class RelayState:
     """The state file of a relay; ``await RelayState.open(path)`` makes one. Use it as an async context manager."""
 
-    def __init__(self, database: sqlite3.Connection, worker: ThreadPoolExecutor, owner: "_Owner") -> None:
+    def __init__(self, database: sqlite3.Connection, worker: ThreadPoolExecutor, owner: Owner) -> None:
         self._database = database
         self._worker = worker
         self._owner = owner
+        self._items = AskedItems(database)
+        self._watches = Watches(database, owner.name)
 
     @classmethod
     async def open(cls, path: str | Path) -> Self:
@@ -133,17 +126,70 @@ class RelayState:
         """Store what will be asked of the engine; empty: it was refused, nothing has begun."""
         await self._do(self._set, key, "request = ?", (request,))
 
-    async def save_answer(self, key: MessageKey, answer: str) -> None:
-        """Store what will be sent."""
-        await self._do(self._set, key, "answer = ?, sent = 0", (answer,))
+    async def save_resumes(self, key: MessageKey, resumes: bytes) -> None:
+        """Store which answers to questions will be given to the engine."""
+        await self._do(self._set, key, "resumes = ?", (resumes,))
+
+    async def save_answer(self, key: MessageKey, user_id: str, answer: Outgoing) -> Outgoing:
+        """Store what will be sent, and how far the chat then knows the runs it tells of.
+
+        Returns what is left to send: nothing if the chat has heard all of it already.
+        """
+        return await self._do(self._save_answer, key, user_id, answer)
+
+    async def claim_told(self, key: MessageKey, user_id: str, answer: Outgoing) -> Claim | None:
+        """Claim, as a message, what a chat is told of a run without having asked; None if it knows already."""
+        return await self._do(self._claim_told, key, user_id, answer)
+
+    async def start_part(self, key: MessageKey, part: int, *, unsure: bool = False) -> None:
+        """Store that the sending of a part begins; ``unsure``: it may have been sent before."""
+        await self._do(self._set, key, "started = ?, unsure = unsure + ?", (part, int(unsure)))
+
+    async def mark_unknown(self, key: MessageKey) -> None:
+        """Store that nobody knows whether the part whose sending has begun arrived."""
+        await self._do(self._set, key, "unsure = unsure + 1", ())
 
     async def save_sent(self, key: MessageKey, sent: int) -> None:
-        """Store how many parts of the answer the platform has taken."""
-        await self._do(self._set, key, "sent = ?", (sent,))
+        """Store how many parts of the answer the platform has taken, or will never be given."""
+        await self._do(self._set, key, "sent = ?, started = ?", (sent, sent))
+
+    async def show(self, chat: ChatKey, numbers: Sequence[int]) -> None:
+        """Store that questions have been sent to their chat."""
+        await self._do(self._items.show, chat, numbers)
+
+    async def number(
+        self, chat: ChatKey, run_id: str, items: Sequence[InterruptItem], *, listed: bool = False
+    ) -> list[int]:
+        """Return the numbers under which a chat is shown a run's questions."""
+        return await self._do(self._items.number, chat, run_id, items, listed)
+
+    async def asked(self, chat: ChatKey, arrival: int) -> list[Asked]:
+        """Return the questions a chat was shown, as a message with that arrival found them."""
+        return await self._do(self._items.of_chat, chat, arrival)
+
+    async def close_others(self, chat: ChatKey, run_id: str, items: Sequence[InterruptItem]) -> None:
+        """Store that a run asks only these questions now."""
+        await self._do(self._items.close_others, chat, run_id, items)
+
+    async def watch(self, watch: Watch) -> None:
+        """Store that a chat is to hear how a run goes on."""
+        await self._do(self._watches.add, watch)
+
+    async def watched(self, chat: ChatKey, run_id: str) -> Watch | None:
+        """Return what a chat is still to hear of a run; None: nothing."""
+        return await self._do(self._watches.find, chat, run_id)
+
+    async def end_watch(self, chat: ChatKey, run_id: str) -> None:
+        """Store that there is no more to hear of a run."""
+        await self._do(self._watches.end, chat, run_id)
+
+    async def adopt_watches(self, platforms: Collection[str]) -> list[Watch]:
+        """Take over the runs of these platforms whose follower is dead."""
+        return await self._do(self._adopt_watches, tuple(platforms))
 
     async def finish(self, key: MessageKey) -> None:
         """Mark a message done: a repeat of it is a duplicate from now on."""
-        wiped = "state = 'done', owner = '', text = '', request = x'', answer = NULL, error = ''"
+        wiped = "state = 'done', owner = '', text = '', request = x'', resumes = x'', answer = NULL, error = ''"
         await self._do(self._set, key, wiped, ())
 
     async def fail(self, key: MessageKey, error: str) -> None:
@@ -167,7 +213,7 @@ class RelayState:
 
     def _claim(self, key: MessageKey, message: IncomingMessage, route: Route) -> Claim | None:
         place = _place(key)
-        with _Transaction(self._database):
+        with Transaction(self._database):
             row = self._database.execute(_FIND_STATE, place).fetchone()
             if row is None:
                 self._database.execute(
@@ -183,7 +229,7 @@ class RelayState:
 
     def _adopt(self, platforms: tuple[str, ...]) -> list[Claim]:
         marks = ", ".join("?" * len(platforms))
-        with _Transaction(self._database):
+        with Transaction(self._database):
             claimed = f"FROM messages WHERE state = 'claimed' AND platform IN ({marks})"
             owners = self._database.execute(f"SELECT DISTINCT owner {claimed}", platforms).fetchall()
             dead = [name for (name,) in owners if not self._owner.lives(name)]
@@ -203,7 +249,34 @@ class RelayState:
         update = f"UPDATE messages SET {assignments}, update_time = ? WHERE {_KEY}"  # noqa: S608
         self._database.execute(update, (*values, time.time(), *_place(key)))
 
+    def _save_answer(self, key: MessageKey, user_id: str, answer: Outgoing) -> Outgoing:
+        with Transaction(self._database):
+            new = [self._watches.tell(key.chat, user_id, told) for told in answer.told]
+            if new and not any(new):
+                answer = Outgoing(())
+            self._set(key, "answer = ?, sent = 0, started = 0", (dump_outgoing(answer),))
+        return answer
+
+    def _claim_told(self, key: MessageKey, user_id: str, answer: Outgoing) -> Claim | None:
+        with Transaction(self._database):
+            new = [self._watches.tell(key.chat, user_id, told) for told in answer.told]
+            if not any(new):
+                return None
+            self._database.execute(
+                "INSERT INTO messages (platform, bot, chat_id, message_id, user_id, text, route, state, owner, answer,"
+                " update_time) VALUES (?, ?, ?, ?, ?, '', 'engine', 'claimed', ?, ?, ?) ON CONFLICT DO NOTHING",
+                (*_place(key), user_id, self._owner.name, dump_outgoing(answer), time.time()),
+            )
+            return _claim_of(self._database.execute(_FIND, _place(key)).fetchone())
+
+    def _adopt_watches(self, platforms: tuple[str, ...]) -> list[Watch]:
+        with Transaction(self._database):
+            dead = [name for name in self._watches.owners() if not self._owner.lives(name)]
+            return self._watches.take_over(platforms, dead) if dead else []
+
     def _prune(self, keep: float) -> None:
+        self._items.prune(time.time() - keep)
+        self._watches.prune(time.time() - keep)
         self._database.execute(
             "DELETE FROM messages WHERE state IN ('done', 'failed') AND update_time < ?", (time.time() - keep,)
         )
@@ -226,75 +299,7 @@ class RelayState:
         self._owner.end()
 
 
-class _Transaction:
-    """``with`` block that commits as one, or changes nothing; takes the write lock at its start."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._database.execute("COMMIT" if error is None else "ROLLBACK")
-
-
-class _Owner:
-    """One opener of the state file, alive as long as it holds the lock on its own file."""
-
-    def __init__(self, path: str) -> None:
-        self.name = uuid.uuid4().hex
-        self._path = "" if path == ":memory:" else path
-        self._lock = -1
-        if self._path:
-            self._lock = os.open(self._file_of(self.name), os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def lives(self, name: str) -> bool:
-        """Return whether the owner of that name still runs."""
-        if name == self.name:
-            return True
-        try:
-            lock = os.open(self._file_of(name), os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
-
-    def bury(self, name: str) -> None:
-        """Remove the file a dead owner has left."""
-        Path(self._file_of(name)).unlink(missing_ok=True)
-
-    def bury_others(self) -> None:
-        """Remove the files of all dead owners; whoever misses their file knows the same."""
-        if not self._path:
-            return
-        start, end = Path(self._path).name + ".", ".lock"
-        for file in Path(self._path).parent.iterdir():
-            if file.name.startswith(start) and file.name.endswith(end):
-                name = file.name[len(start) : -len(end)]
-                if not self.lives(name):
-                    self.bury(name)
-
-    def end(self) -> None:
-        """Give up the lock: this owner is dead for all others."""
-        if self._lock >= 0:
-            self.bury(self.name)
-            os.close(self._lock)
-            self._lock = -1
-
-    def _file_of(self, name: str) -> str:
-        return f"{self._path}.{name}.lock"
-
-
-def _open(path: str) -> tuple[sqlite3.Connection, _Owner]:
+def _open(path: str) -> tuple[sqlite3.Connection, Owner]:
     try:
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -302,9 +307,13 @@ def _open(path: str) -> tuple[sqlite3.Connection, _Owner]:
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")  # a claim that a power loss takes back answers twice
-            with _Transaction(database):  # so that nobody buries an owner between its birth and its lock
-                _prepare(database, path)
-                owner = _Owner(path)
+            with Transaction(database):  # so that nobody buries an owner between its birth and its lock
+                version = bring_up_to_date(database)
+                if version > VERSION:
+                    raise StateError(
+                        f"the state file {path} is of version {version}; this program knows version {VERSION}"
+                    )
+                owner = Owner(path)
                 owner.bury_others()
             return database, owner
         except BaseException:
@@ -312,16 +321,6 @@ def _open(path: str) -> tuple[sqlite3.Connection, _Owner]:
             raise
     except (sqlite3.Error, OSError) as error:
         raise StateError(f"the state file {path} cannot be used: {error}") from error
-
-
-def _prepare(database: sqlite3.Connection, path: str) -> None:
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        for statement in _SCHEMA.split(";\n"):
-            database.execute(statement)
-        database.execute(f"PRAGMA user_version = {_VERSION}")
-    elif version != _VERSION:
-        raise StateError(f"the state file {path} is of version {version}; this program knows version {_VERSION}")
 
 
 def _typed(work: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -335,7 +334,10 @@ def _place(key: MessageKey) -> tuple[str, str, str, str]:
     return key.chat.platform, key.chat.bot, key.chat.chat_id, key.message_id
 
 
-def _claim_of(row: tuple[str, str, str, str, str, str, Route, bytes, str | None, int]) -> Claim:
-    platform, bot, chat_id, message_id, user_id, text, route, request, answer, sent = row
+def _claim_of(
+    row: tuple[str, str, str, str, str, str, Route, bytes, str | None, int, int, bytes, int, int],
+) -> Claim:
+    platform, bot, chat_id, message_id, user_id, text, route, request, answer = row[:9]
     message = IncomingMessage(bot, chat_id, user_id, message_id, text)
-    return Claim(MessageKey(ChatKey(platform, bot, chat_id), message_id), message, route, request, answer, sent)
+    outgoing = None if answer is None else load_outgoing(answer)
+    return Claim(MessageKey(ChatKey(platform, bot, chat_id), message_id), message, route, request, outgoing, *row[9:])

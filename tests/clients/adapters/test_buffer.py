@@ -2,7 +2,7 @@
 
 import pytest
 
-from dualclaw import EngineEvent
+from dualclaw import EngineEvent, InterruptItem, InterruptKind
 from dualclaw.events import (
     make_delta,
     make_diagnosis,
@@ -14,7 +14,8 @@ from dualclaw.events import (
     make_step,
     to_wire,
 )
-from dualclaw_clients.adapters import BufferAdapter
+from dualclaw_clients.adapters import ANSWER_WORDS, BufferAdapter
+from dualclaw_clients.adapters.questions import MAX_ARGS, WORDINGS, questions_text
 
 TIMEOUT = make_diagnosis(
     code="tool.timeout", severity="error", summary="工具超时", detail="30 秒", hint="稍后再试", retryable=True
@@ -211,13 +212,13 @@ async def test_an_empty_answer_says_that_generation_goes_on() -> None:
 async def test_an_interrupt_is_asked_and_nothing_said_of_generating() -> None:
     """A question alone is the answer."""
     answer = await assembled(make_interrupt([QUESTION]), done(generating=True))
-    assert answer == "1. 哪一天？\n请回复您的答案"
+    assert answer == "1. 哪一天？\n请直接回复您的答案"
 
 
 async def test_an_approval_shows_what_would_run_and_how_to_answer() -> None:
     """The person sees prompt and arguments, and the words that answer."""
     answer = await assembled(make_delta("我要删除文件。"), make_interrupt([APPROVAL]), done("我要删除文件。"))
-    assert answer == ('我要删除文件。\n\n1. 删除文件？\n参数：{"path": "/data/x"}\n请回复“1 同意”或“1 拒绝”')
+    assert answer == ('我要删除文件。\n\n1. 删除文件？\n工具：rm\n参数：{"path": "/data/x"}\n请回复“1 同意”或“1 拒绝”')
 
 
 async def test_several_questions_are_numbered_and_come_before_the_diagnosis() -> None:
@@ -230,7 +231,7 @@ async def test_several_questions_are_numbered_and_come_before_the_diagnosis() ->
     ]
     assert await assembled(failed_step(), make_interrupt(items), done("答")) == (
         "答\n\n"
-        "1. 删除文件？\n请回复“1 同意”、“1 修改 {新参数 JSON}”、“1 跳过”或“1 回答 内容”\n\n"
+        "1. 删除文件？\n工具：rm\n请回复“1 同意”、“1 跳过”或“1 回答 内容”\n\n"
         "2. 哪一天？\n请回复“2 您的答案”\n\n"
         "3. 是否允许执行 send？\n请回复“3 同意”或“3 拒绝”\n\n"
         "4. 请补充信息\n请回复“4 您的答案”或“4 跳过”\n\n"
@@ -238,12 +239,46 @@ async def test_several_questions_are_numbered_and_come_before_the_diagnosis() ->
     )
 
 
-async def test_long_arguments_of_an_approval_are_cut_visibly() -> None:
-    """A chat message stays readable, and the cut is shown."""
+async def test_what_is_not_shown_whole_cannot_be_approved_here() -> None:
+    """Arguments beyond 4,000 characters are cut visibly; refusing is offered, and where approving is possible."""
     answer = await assembled(make_interrupt([{**APPROVAL, "args": {"text": "x" * 5_000}}]), done())
     assert isinstance(answer, str)
-    assert "x…\n" in answer
-    assert len(answer) < 1_200
+    _, tool, arguments, why, how = answer.split("\n")
+    assert arguments == "参数：" + '{"text": "' + "x" * (MAX_ARGS - 10) + "…"
+    assert "不能在这里同意" in why
+    assert (tool, how) == ("工具：rm", "请回复“1 拒绝”")
+    whole = await assembled(make_interrupt([{**APPROVAL, "args": {"text": "x" * (MAX_ARGS - 12)}}]), done())
+    assert isinstance(whole, str)
+    assert "请回复“1 同意”" in whole
+
+
+async def test_what_would_hide_or_turn_around_an_argument_is_shown_as_its_escape() -> None:
+    """Right-to-left override, zero-width space and soft hyphen are seen, an emoji of several characters stays one."""
+    args = {"path": "/data/\u202egnp.exe", "to": "a\u200bb\u00adc", "who": "👨\u200d👩\u200d👧"}
+    answer = await assembled(make_interrupt([{**APPROVAL, "args": args}]), done())
+    assert isinstance(answer, str)
+    assert '{"path": "/data/\\u202egnp.exe", "to": "a\\u200bb\\u00adc", "who": "👨\u200d👩\u200d👧"}' in answer
+
+
+async def test_an_expiry_is_told() -> None:
+    """Who reads the question later sees whether it still stands; a time no date can hold is left out."""
+    item = InterruptItem(id="c1", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, prompt="删除文件？")
+    item.expire_time.FromJsonString("2026-12-01T08:30:00Z")
+    assert questions_text([item]) == "1. 删除文件？\n有效期至 2026-12-01 08:30 UTC\n请回复“1 同意”或“1 拒绝”"
+    item.expire_time.seconds = 2**60
+    assert questions_text([item]) == "1. 删除文件？\n请回复“1 同意”或“1 拒绝”"
+
+
+async def test_numbers_and_language_can_be_given() -> None:
+    """A channel goes on counting where it was; everything the adapter itself says is in one table."""
+    adapter = BufferAdapter(wording=WORDINGS["en"])
+    await adapter(make_interrupt([APPROVAL, QUESTION, {**QUESTION, "id": "c3", "prompt": ""}]))
+    assert adapter.assemble(numbers=[7, 8, 9]) == (
+        '7. 删除文件？\nTool: rm\nArguments: {"path": "/data/x"}\nReply "7 ok" or "7 no"\n\n'
+        '8. 哪一天？\nReply "8 YOUR ANSWER"\n\n9. Please say more\nReply "9 YOUR ANSWER"'
+    )
+    assert set(WORDINGS) == {"zh", "en"}
+    assert all(set(wording.words) == set(ANSWER_WORDS) for wording in WORDINGS.values())
 
 
 # Segments and runs

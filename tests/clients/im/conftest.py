@@ -10,7 +10,7 @@ import pytest
 
 from dualclaw.events import make_delta, make_done
 from dualclaw_clients.engine_client import EngineClient, Reconnect
-from dualclaw_clients.im.connector import ChatKey, IncomingMessage, Limit, Media, SendError, Unit
+from dualclaw_clients.im.connector import ChatKey, IncomingMessage, Limit, Media, SendError, Sending, Unit
 from dualclaw_clients.im.delivery import SendLimits
 from dualclaw_clients.im.relay import Relay, RelayLimits
 from dualclaw_clients.im.state import RelayState
@@ -23,11 +23,16 @@ class Platform:
 
     claw = "im_test"
 
-    def __init__(self, name: str = "test", *, gated: bool = False, tenant: str = "", limit: Limit | None = None):
+    def __init__(
+        self, name: str = "test", *, gated: bool = False, tenant: str = "", limit: Limit | None = None,
+        approvers=("boss",),
+    ):  # fmt: skip
         self.name = name
         self.gated = gated
         self.tenant = tenant
         self.limit = limit or Limit(10_000, Unit.CHARACTERS)
+        self.approvers = frozenset(approvers)
+        self.sendings: list[Sending] = []
         self.sent: list[tuple[str, str | Media]] = []
         self.refusals: list[SendError | float | None] = []
         self.arrivals: asyncio.Queue[IncomingMessage | None] = asyncio.Queue()
@@ -37,13 +42,14 @@ class Platform:
         while (message := await self.arrivals.get()) is not None:
             await accept(message)
 
-    async def send_text(self, chat: ChatKey, text: str) -> None:
-        await self._send(chat, text)
+    async def send_text(self, chat: ChatKey, text: str, sending: Sending) -> None:
+        await self._send(chat, text, sending)
 
-    async def send_media(self, chat: ChatKey, media: Media) -> None:
-        await self._send(chat, media)
+    async def send_media(self, chat: ChatKey, media: Media, sending: Sending) -> None:
+        await self._send(chat, media, sending)
 
-    async def _send(self, chat: ChatKey, what: str | Media) -> None:
+    async def _send(self, chat: ChatKey, what: str | Media, sending: Sending) -> None:
+        self.sendings.append(sending)
         trouble = self.refusals.pop(0) if self.refusals else None
         if isinstance(trouble, SendError):
             raise trouble

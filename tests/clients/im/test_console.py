@@ -15,6 +15,7 @@ from dualclaw_clients.im.__main__ import main
 from dualclaw_clients.im.app import open_relay
 from dualclaw_clients.im.connector import SendError
 from dualclaw_clients.im.console import MAX_LINE, ConsoleConnector, LineTooLong, read_lines, visible
+from dualclaw_clients.im.settings import RelaySettings
 from dualclaw_clients.settings import ImSettings, variables_of
 
 
@@ -112,9 +113,9 @@ def test_help_and_version_say_what_is_installed_and_what_can_be_set(capsys):
             main(arguments)
         assert ended.value.code == 0
     printed = capsys.readouterr().out
-    for name in variables_of(ImSettings):
+    for name in variables_of(RelaySettings):
         assert f"\n  {name} " in printed
-    assert all(field.description for field in ImSettings.model_fields.values())
+    assert all(field.description for field in RelaySettings.model_fields.values())
     assert printed.splitlines()[-1].startswith("dualclaw-im ")
 
 

@@ -9,10 +9,16 @@ from dualclaw import BusyPolicy, InterruptItem, InterruptKind, Run, RunState
 from dualclaw.errors import EngineError
 from dualclaw.events import make_delta, make_done, make_error, make_interrupt
 from dualclaw_clients.engine_client import Reconnect
-from dualclaw_clients.im import texts
 from dualclaw_clients.im.answers import request_id_of
 from dualclaw_clients.im.connector import ChatKey, Limit, Media, MessageKey, SendError, Unit
 from dualclaw_clients.im.relay import RelayLimits
+from dualclaw_clients.im.texts import ZH
+
+
+def replaced(event, seq):
+    """The event, at a place of its own."""
+    event.seq = seq
+    return event
 
 
 async def test_a_message_is_answered_with_the_runs_text(relaying, platform, message, answer, ask, fake_engine):
@@ -207,7 +213,7 @@ async def test_an_empty_answer_is_not_silence(relaying, platform, message, answe
     answer("")
     async with relaying(platform) as relay:
         assert await ask(relay, platform, message("m1"))
-    assert platform.texts() == [texts.EMPTY_ANSWER]
+    assert platform.texts() == [ZH.empty_answer]
 
 
 async def test_questions_are_shown_and_the_next_message_answers_them(relaying, platform, message, ask, fake_engine):
@@ -229,7 +235,7 @@ async def test_questions_are_shown_and_the_next_message_answers_them(relaying, p
 async def test_a_message_to_a_chat_that_waits_for_approval_is_not_swallowed(
     relaying, platform, message, ask, fake_engine
 ):
-    """Only an approval can move the conversation on, so the person learns what it waits for."""
+    """Only an approval can move the conversation on, so the person learns what it waits for and what to reply."""
     item = InterruptItem(id="a1", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, prompt="Delete everything?")
     fake_engine.runs["r1"] = Run(id="r1", state=RunState.RUN_STATE_INTERRUPTED, interrupts=[item])
     fake_engine.on("Run", [EngineError("CONVERSATION_BUSY", "busy", {"run_id": "r1"})])
@@ -237,8 +243,8 @@ async def test_a_message_to_a_chat_that_waits_for_approval_is_not_swallowed(
         assert not await ask(relay, platform, message("m1"))
     (text,) = platform.texts()
     assert "这条消息没有处理" in text
-    assert "1. Delete everything?\n请在支持审批的渠道（例如网页）处理" in text
-    assert "请回复" not in text, "numbered replies are not read here"
+    assert "任务 r1" in text
+    assert "1. Delete everything?\n请回复“1 同意”或“1 拒绝”" in text
 
 
 async def test_a_message_to_a_conversation_busy_elsewhere_waits_in_line(
@@ -265,7 +271,7 @@ async def test_a_conversation_the_engine_has_lost_does_not_silence_the_chat(
     async with relaying(platform) as relay:
         await ask(relay, platform, message("m1"))
         await ask(relay, platform, message("m2"))
-    assert platform.texts() == ["one", texts.NEW_CONVERSATION, "two"]
+    assert platform.texts() == ["one", ZH.new_conversation, "two"]
     assert [call.request.conversation_id == "" for call in fake_engine.calls_of("Run")] == [True, False, True]
 
 
@@ -330,7 +336,7 @@ async def test_media_the_platform_refuses_goes_as_text_that_says_so(relaying, pl
     answer('<video src="https://example.com/a.mp4"></video>')
     async with relaying(platform) as relay:
         assert await ask(relay, platform, message("m1"))
-    assert platform.texts() == [texts.media_as_text("video", "https://example.com/a.mp4")]
+    assert platform.texts() == [ZH.media_as_text("video", "https://example.com/a.mp4")]
 
 
 async def test_a_full_queue_refuses_with_a_text(relaying, platform, message, answer, fake_engine):
@@ -340,29 +346,36 @@ async def test_a_full_queue_refuses_with_a_text(relaying, platform, message, ans
     async with relaying(platform, limits=RelayLimits(max_waiting=2)) as relay:
         receipts = [await relay.accept(platform, message(f"m{number}")) for number in range(3)]
         await platform.wait_for(1)
-        assert platform.texts() == [texts.TOO_MANY_WAITING]
+        assert platform.texts() == [ZH.too_many_waiting]
         gate.set()
         assert [await receipt.answered() for receipt in receipts] == [True, True, False]
 
 
-async def test_a_run_that_takes_too_long_is_told_and_frees_the_chat(
+async def test_a_run_that_takes_too_long_is_told_frees_the_chat_and_is_heard_of_later(
     relaying, platform, message, answer, ask, fake_engine
 ):
-    """The chat is not blocked for ever by one silent run."""
-    answer("never", "headers", "hang")
+    """The chat is not blocked by one silent run, and hears its end, with the text from its beginning, once."""
+    fake_engine.on("Run", [make_delta("at "), "hang"])
+    done = make_done(message_id="x", conversation_id="c", content="at last")
+    fake_engine.on("Attach", [make_delta("at ", seq=1), 0.3, make_delta("last", seq=2), replaced(done, 3)])
     async with relaying(platform, limits=RelayLimits(run_timeout=0.3)) as relay:
-        assert not await ask(relay, platform, message("m1"))
-    assert "超时" in platform.texts()[0]
+        assert await ask(relay, platform, message("m1"))
+        (text,) = platform.texts()
+        assert "超时" in str(text)
+        assert fake_engine.run_id in str(text)
+        await platform.wait_for(2)
+        assert (await relay.accept(platform, message("m1"))).duplicate
+    assert platform.texts()[1:] == ["at last"]
 
 
 async def test_a_connector_that_breaks_does_not_end_the_relay(relaying, new_platform, message, answer, ask):
     """A mistake in a connector costs its own answer, no other chat's."""
 
     class Broken(new_platform):
-        async def send_text(self, chat, text):
+        async def send_text(self, chat, text, sending):
             if chat.chat_id == "c1":
                 raise RuntimeError("a mistake")
-            await super().send_text(chat, text)
+            await super().send_text(chat, text, sending)
 
     platform = Broken()
     answer("text")
