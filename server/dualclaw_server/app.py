@@ -1,5 +1,9 @@
 """All wiring of the engine: from settings to a server that runs, and back to nothing at work.
 
+What a process does is its role. ``all`` and ``worker`` work on runs and compact old logs; ``all`` and ``api`` answer
+rpcs. A worker serves nothing but health, under the name "": it is SERVING while it takes work. Processes of any role
+that share a store are one engine: whoever answers a call, whoever works on the run.
+
 Order of a drain, so that nobody loses more than a connection: health says NOT_SERVING and new runs are
 refused; runs at work get the grace time and are handed over after it; streams send what is committed and
 end; calls and their cleanup are waited for (``grpc.aio.Server.stop`` does not); then the server, the
@@ -8,11 +12,9 @@ store and the exporter are closed. A second signal does what signals do by defau
 
 import asyncio
 import contextlib
-import errno
 import importlib
 import logging
 import signal
-import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,21 +30,28 @@ from dualclaw.rpc import (
     AGENT_SERVICE,
     CONVERSATION_SERVICE,
     ENGINE_SERVICE,
+    OPERATOR_SERVICE,
     add_agent_service,
     add_conversation_service,
     add_engine_service,
+    add_operator_service,
 )
 from dualclaw_server import models, stores
-from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.agent import Agent, AgentTool
 from dualclaw_server.engine.model import ChatModel
+from dualclaw_server.engine.operators import Operators
+from dualclaw_server.engine.retention import Keeper
 from dualclaw_server.engine.runner import Runner
 from dualclaw_server.engine.store import RunStore, StoreError
+from dualclaw_server.engine.tool import DEFAULT_TIMEOUT
 from dualclaw_server.servicers.access import Access, KeysFileError, anonymous_access, read_keys
 from dualclaw_server.servicers.agents import AgentServicer
 from dualclaw_server.servicers.calls import Calls
 from dualclaw_server.servicers.conversations import ConversationServicer
 from dualclaw_server.servicers.engine import EngineServicer
+from dualclaw_server.servicers.listening import StartError, check_free, credentials_of, options_of
 from dualclaw_server.servicers.logs import Redactor
+from dualclaw_server.servicers.operators import OperatorServicer
 from dualclaw_server.servicers.runs import Runs
 from dualclaw_server.servicers.streams import PATIENCE, Streams
 from dualclaw_server.servicers.telemetry import exporting_meters, exporting_provider, tracing_interceptor
@@ -53,20 +62,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
-SERVICES: Final = (ENGINE_SERVICE, CONVERSATION_SERVICE, AGENT_SERVICE)
+SERVICES: Final = (ENGINE_SERVICE, CONVERSATION_SERVICE, AGENT_SERVICE, OPERATOR_SERVICE)
 MIN_PING_INTERVAL: Final = 10.0
 """Seconds between pings that a client may send without being thrown out; clients of this project send every 30 s."""
+STALL: Final = 60.0
+"""Seconds the event loop may stand still beyond the longest tool's timeout; then the process gives up its runs."""
 LINGER: Final = 5.0
 """Seconds that calls get to end once the runs are done."""
 
-_TELLING: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
-"""Why an address cannot be had; in other trouble, as without IPv6, gRPC may know a way."""
-
 _log = logging.getLogger(__name__)
-
-
-class StartError(Exception):
-    """The server cannot start, though its settings are right; the text says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,6 @@ def _try_parts(settings: Settings) -> tuple[Parts | None, list[str]]:
     except KeysFileError as error:
         problems += [f"DUALCLAW_KEYS_FILE: {problem}" for problem in error.problems]
     try:
-        store = stores.store_from_url(settings.store)
-    except ValueError as error:
-        problems.append(f"DUALCLAW_STORE: {error}")
-    try:
         model = models.model_from_spec(
             settings.model,
             base_url=settings.model_base_url,
@@ -138,9 +138,21 @@ def _try_parts(settings: Settings) -> tuple[Parts | None, list[str]]:
         agents = load_agents(settings.agents) if settings.agents else (assistant.AGENT,)
     except ValueError as error:
         problems.append(f"DUALCLAW_AGENTS: {error}")
+    try:
+        store = stores.store_from_url(settings.store, lease=settings.lease, max_stall=longest_tool(agents) + STALL)
+    except ValueError as error:
+        problems.append(f"DUALCLAW_STORE: {error}")
     if problems or store is None or model is None:
         return None, problems
     return Parts(store, model, agents, access), []
+
+
+def longest_tool(agents: Sequence[Agent]) -> float:
+    """Return the longest timeout of the agents' tools, in seconds; that of a sub-agent is the sum of its own steps."""
+    tools = [tool for agent in agents for tool in agent.tools_by_name.values()]
+    below = [tool.agent for tool in tools if isinstance(tool, AgentTool)]
+    own = (tool.timeout for tool in tools if not isinstance(tool, AgentTool))
+    return max(*own, longest_tool(below) if below else 0.0, DEFAULT_TIMEOUT)
 
 
 def access_of(settings: Settings) -> Access:
@@ -150,12 +162,22 @@ def access_of(settings: Settings) -> Access:
     return anonymous_access(loopback=is_loopback(settings.listen))
 
 
-def load_agents(reference: str) -> Sequence[Agent]:
-    """Return the agents at ``MODULE:ATTRIBUTE``: an Agent, a sequence of them, or a function that returns either.
+def load_agents(references: str) -> Sequence[Agent]:
+    """Return the agents at ``MODULE:ATTRIBUTE``, several by commas: each an Agent, a sequence of them, or a function
+    that returns either. The first of all is the default.
 
     Raises:
         ValueError: saying what is wrong and, for an error inside the module, where.
     """
+    agents = [agent for reference in references.split(",") for agent in _agents_at(reference.strip())]
+    names = [agent.name for agent in agents]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{references}: agent names must differ, repeated: {', '.join(repeated)}")
+    return tuple(agents)
+
+
+def _agents_at(reference: str) -> Sequence[Agent]:
     name, _, path = reference.partition(":")
     try:
         found: object = importlib.import_module(name)
@@ -192,7 +214,7 @@ class Engine(Runs, Protocol):
 
 
 class EngineServer:
-    """A gRPC server around an engine.
+    """A gRPC server around an engine, in the role that the settings give it.
 
     Args:
         settings: where to listen, TLS and limits.
@@ -222,15 +244,24 @@ class EngineServer:
         self._calls = Calls(access, redactor or Redactor())
         self._streams = Streams(engine.store, patience=patience)
         self._health = health_aio.HealthServicer()
+        self._works, self._answers = settings.role != "api", settings.role != "worker"
         self._worker: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[tracing_interceptor(provider)] if provider else [],
-            options=_options(settings, min_ping_interval),
+            options=options_of(settings.max_receive_bytes, settings.max_send_bytes, min_ping_interval),
         )
+        if self._answers:
+            self._add_services()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _add_services(self) -> None:
+        engine = self.engine
         add_engine_service(EngineServicer(engine, self._calls, self._streams), self._server)
         add_conversation_service(ConversationServicer(engine.store, self._calls), self._server)
         add_agent_service(AgentServicer(engine, self._calls), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        operators = Operators(engine.store, engine.start)
+        add_operator_service(OperatorServicer(operators, self._calls), self._server)
         reflection.enable_server_reflection((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
 
     @property
@@ -241,41 +272,57 @@ class EngineServer:
     async def start(self) -> None:
         """Listen, begin to work on runs and report SERVING. Raises StartError when the address cannot be had."""
         listen = self._settings.listen
-        await _check_free(listen)
+        host, port = split_address(listen)
+        await check_free(listen, host, port)
         try:
-            credentials = _credentials(self._settings)
+            paths = (self._settings.tls_cert, self._settings.tls_key, self._settings.tls_client_ca)
+            credentials = credentials_of(*paths)
             if credentials is None:
                 port = self._server.add_insecure_port(listen)
             else:
                 port = self._server.add_secure_port(listen, credentials)
         except RuntimeError:
             raise StartError(f"cannot listen on {listen}: it is in use, or not an address of this machine") from None
-        host, _ = split_address(listen)
         self.address = host if host.startswith("unix:") else f"{host}:{port}"
         await self._server.start()
-        self._worker = asyncio.create_task(self.engine.serve(), name="worker")
-        for service in ("", *SERVICES):
+        if self._works:
+            self._worker = asyncio.create_task(self.engine.serve(), name="worker")
+            if self._settings.retention:
+                keeper = Keeper(self.engine.store, self._settings.retention)
+                self._keeper = asyncio.create_task(keeper.serve(), name="keeper")
+        for service in ("", *(SERVICES if self._answers else ())):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     async def worker_ended(self) -> None:
-        """Wait until the worker ends; raises what it ended with."""
-        if self._worker is not None:
-            await asyncio.shield(self._worker)
+        """Wait until the worker ends, or the keeper of logs, which neither should; raises what it ended with."""
+        tasks = {task for task in (self._worker, self._keeper) if task is not None}
+        if not tasks:
+            await asyncio.Event().wait()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     async def drain(self, grace: float) -> None:
         """Take no more work, let runs end for ``grace`` seconds, hand over the rest, end every call."""
         await self._health.enter_graceful_shutdown()
+        await _end(self._keeper, "keeper of old logs")
         await self.engine.drain(grace)
         self._streams.end()
         if not await self._calls.idle(LINGER):
             _log.warning("%d calls did not end in %g s and are cut off", self._calls.open, LINGER)
         await self._server.stop(0)
         await self._calls.idle(LINGER)
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait({self._worker}, timeout=LINGER)
-            if self._worker.done() and not self._worker.cancelled() and self._worker.exception() is not None:
-                _log.error("the worker failed", exc_info=self._worker.exception())
+        await _end(self._worker, "worker")
+
+
+async def _end(task: asyncio.Task[None] | None, what: str) -> None:
+    """Cancel a task and wait for it; what it failed with goes to the log."""
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.wait({task}, timeout=LINGER)
+    if task.done() and not task.cancelled() and task.exception() is not None:
+        _log.error("the %s failed", what, exc_info=task.exception())
 
 
 @contextlib.asynccontextmanager
@@ -335,7 +382,8 @@ async def serve(settings: Settings, parts: Parts, redactor: Redactor, announce: 
     with _signals(stopped.set):
         async with engine_server(settings, parts, redactor=redactor) as server:
             announce(server.address)
-            _log.info("serving on %s with store %s and model %s", server.address, settings.store, settings.model)
+            where = (settings.role, server.address, settings.store, settings.model)
+            _log.info("serving as %s on %s with store %s and model %s", *where)
             waiting = asyncio.create_task(stopped.wait(), name="stop signal")
             working = asyncio.create_task(server.worker_ended(), name="worker watch")
             try:
@@ -370,59 +418,3 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         restore()
-
-
-async def _check_free(listen: str) -> None:
-    """Try to have the address before gRPC does, which tells no reason but writes a line of its own to stderr.
-
-    A name may stand for several addresses; as with gRPC, one that can be had is enough.
-
-    Raises:
-        StartError: with the reason of the operating system.
-    """
-    host, port = split_address(listen)
-    if host.startswith("unix:"):
-        return
-    failure: OSError | None = None
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _, address in found:
-            try:
-                with socket.socket(family, kind, protocol) as trial:
-                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC binds it
-                    trial.bind(address)
-                return
-            except OSError as error:
-                if error.errno not in _TELLING:
-                    return
-                failure = error if failure is None or error.errno == errno.EADDRINUSE else failure
-    except OSError as error:
-        failure = error
-    if failure is not None:
-        raise StartError(f"cannot listen on {listen}: {failure.strerror or failure}") from None
-
-
-def _options(settings: Settings, min_ping_interval: float) -> Sequence[tuple[str, int]]:
-    return (
-        ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share its calls
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(min_ping_interval * 1000)),
-        ("grpc.max_receive_message_length", settings.max_receive_bytes),
-        ("grpc.max_send_message_length", settings.max_send_bytes),
-    )
-
-
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    try:
-        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
-        roots = settings.tls_client_ca.read_bytes() if settings.tls_client_ca is not None else None
-    except OSError as error:
-        raise StartError(f"cannot read {error.filename}: {error.strerror}") from None
-    return grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=roots is not None)

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import unquote_plus, urlsplit
 
 from pydantic import (
@@ -45,6 +45,8 @@ VENDOR_KEY_SUFFIX: Final = "_API_KEY"
 _ADDRESS: Final = re.compile(r"https?://[^\s,]+", re.IGNORECASE)
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
+
+_SHARE = "needs a store that processes share, and memory: is gone with this one; use role all, or sqlite:PATH"
 
 
 class SettingsError(Exception):
@@ -102,9 +104,10 @@ def _address(value: str) -> str:
 
 
 def _reference(value: str) -> str:
-    module, colon, attribute = value.partition(":")
-    if value and not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
-        raise PydanticCustomError("reference", "must be MODULE:ATTRIBUTE, such as my_agents:AGENT")
+    for reference in value.split(",") if value else ():
+        module, colon, attribute = reference.strip().partition(":")
+        if not (colon and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))):
+            raise PydanticCustomError("reference", "must be MODULE:ATTRIBUTE, such as my_agents:AGENT")
     return value
 
 
@@ -128,10 +131,15 @@ class Settings(BaseModel):
 
     listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:50051"
     """Address to serve at; port 0 takes a free one."""
+    role: Literal["all", "api", "worker"] = "all"
+    """What this process does: api answers calls, worker works on runs and answers health checks only, all does both."""
     store: str = Field("sqlite:dualclaw.db", min_length=1)
     """Where runs live: ``sqlite:PATH`` or ``memory:``."""
-    model: str = Field("scripted", min_length=1, repr=False)
-    """The model of agents that name none: ``VENDOR:NAME``, several by commas, ``scripted:FILE`` or ``scripted``."""
+    model: str = Field("auto", min_length=1, repr=False)
+    """The model of agents that name none: ``VENDOR:NAME`` (several by commas), ``local``, ``scripted:FILE``, ``auto``.
+
+    ``auto`` is ``local`` where that is installed, else ``scripted``.
+    """
     model_base_url: str = Field("", repr=False)
     """Endpoint of the model's vendor, the first of several; none: the vendor's own."""
     model_api_key: SecretStr = SecretStr("")
@@ -149,11 +157,15 @@ class Settings(BaseModel):
     model_timeout_whole: _Seconds = 600.0
     """Seconds for an answer that is not streamed."""
     agents: Annotated[str, AfterValidator(_reference)] = ""
-    """``MODULE:ATTRIBUTE`` of an Agent, a list of them, or a function; none: the assistant that ships."""
+    """``MODULE:ATTRIBUTE`` of an Agent, a list or a function, several by commas; none: the assistant that ships."""
     keys_file: FilePath | None = None
     """JSON ``[{"key_sha256", "tenant", "subject", "roles"}]`` of who may call; none: anybody on this machine."""
     allow_anonymous: bool = False
     """Serve other machines without a keys file."""
+    lease: float = Field(30.0, ge=0.5, le=3_600, allow_inf_nan=False)
+    """Seconds a run stays with a process that gives no sign of life; then another one goes on with it."""
+    retention: float = Field(7.0, ge=0, le=36_500, allow_inf_nan=False)
+    """Days that the events of a run are kept after its end; 0: for ever, as its messages always are."""
     grace: float = Field(30.0, ge=0, le=3_600, allow_inf_nan=False)
     """Seconds that runs at work may take to end once the server is told to stop."""
     tls_cert: FilePath | None = None
@@ -202,6 +214,8 @@ class Settings(BaseModel):
         problems = []
         if (self.tls_cert is None) != (self.tls_key is None):
             problems.append("DUALCLAW_TLS_CERT and DUALCLAW_TLS_KEY: one without the other is no use; set both")
+        if self.role != "all" and self.store == "memory:":
+            problems.append(f"DUALCLAW_ROLE: {self.role} {_SHARE}")
         if self.tls_client_ca is not None and self.tls_cert is None:
             problems.append("DUALCLAW_TLS_CLIENT_CA: needs DUALCLAW_TLS_CERT and DUALCLAW_TLS_KEY")
         if self.keys_file is None and not self.allow_anonymous and not is_loopback(self.listen):

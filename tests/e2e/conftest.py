@@ -123,7 +123,7 @@ async def run_command(*command: str, cwd: Path = ROOT, stdin: bytes = b"", **env
     child = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
-        env={**clean, **environment},
+        env={**clean, "DUALCLAW_MODEL": "scripted", **environment},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -15,7 +15,8 @@ class Process:
     def __init__(self, module: str, environment: Mapping[str, str], folder: Path) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("DUALCLAW_", "OTEL_"))}
         self._module = module
-        self._environment = {**clean, "PYTHONUNBUFFERED": "1", **environment}
+        # What a test does not choose is the script, whatever is installed: its answers are known.
+        self._environment = {**clean, "PYTHONUNBUFFERED": "1", "DUALCLAW_MODEL": "scripted", **environment}
         self._folder = folder
         self.log = folder / f"{module}.log"
         self.child: subprocess.Popen[str] | None = None

@@ -11,12 +11,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dualclaw import GetRunRequest, RunState
 from dualclaw.rpc import EngineServiceAsyncStub
 from dualclaw.status import error_from_rpc
-from dualclaw_server.app import Parts, StartError, engine_server, load_agents, make_parts
+from dualclaw_server.app import Parts, engine_server, load_agents, longest_tool, make_parts
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.store import RunKey
+from dualclaw_server.engine.tool import tool
 from dualclaw_server.models.scripted import ScriptedModel
 from dualclaw_server.servicers.access import anonymous_access
+from dualclaw_server.servicers.listening import StartError
 from dualclaw_server.settings import Settings, SettingsError
 from dualclaw_server.stores.memory import MemoryStore
 from tests.server.conftest import ServeEngine, ask
@@ -36,6 +38,22 @@ async def test_a_question_is_answered_over_the_wire(server: ServeEngine) -> None
     assert [event.WhichOneof("payload") for event in events].count("done") == 1
     assert events[-1].done.content == "Hello, world."
     assert {(event.trace_id, event.claw, event.tenant_id) for event in events} == {(trace_id, "web", "default")}
+
+
+def test_a_process_may_stand_still_for_as_long_as_its_slowest_tool() -> None:
+    """The longest timeout counts, those of sub-agents' tools too; none is shorter than that of a tool by default."""
+
+    @tool(timeout=500)
+    async def slow() -> str:
+        return ""
+
+    @tool(timeout=90)
+    async def other() -> str:
+        return ""
+
+    assert longest_tool([]) == longest_tool([Agent("a")]) == 60
+    assert longest_tool([Agent("a", tools=[other]), Agent("b")]) == 90
+    assert longest_tool([Agent("a", tools=[other], sub_agents=[Agent("b", tools=[slow])])]) == 500
 
 
 async def test_an_unknown_agent_is_not_found(server: ServeEngine) -> None:

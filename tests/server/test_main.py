@@ -30,7 +30,7 @@ async def command(
         "-m",
         "dualclaw_server",
         *arguments,
-        env=inherited | dict(environ or {}),
+        env=inherited | {"DUALCLAW_MODEL": "scripted"} | dict(environ or {}),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -14,7 +14,7 @@ def problems_of(environ: dict[str, str]) -> list[str]:
 def test_an_empty_environment_gives_a_server_for_this_machine_alone() -> None:
     """Without any setting the engine listens on loopback and keeps its runs in the current folder."""
     settings, warnings = read_settings({})
-    assert (settings.listen, settings.store, settings.model) == ("127.0.0.1:50051", "sqlite:dualclaw.db", "scripted")
+    assert (settings.listen, settings.store, settings.model) == ("127.0.0.1:50051", "sqlite:dualclaw.db", "auto")
     assert (settings.grace, settings.max_receive_bytes, settings.max_send_bytes) == (30, 16 << 20, 64 << 20)
     assert warnings == []
 
@@ -24,6 +24,29 @@ def test_an_empty_value_counts_as_not_set() -> None:
     settings, _ = read_settings({"DUALCLAW_STORE": "", "DUALCLAW_KEYS_FILE": " "})
     assert settings.store == "sqlite:dualclaw.db"
     assert settings.keys_file is None
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_a_role_needs_a_store_that_processes_share(role: str) -> None:
+    """In memory, nobody could work on what an api process stores; the default role has no need of others."""
+    (problem,) = problems_of({"DUALCLAW_ROLE": role, "DUALCLAW_STORE": "memory:"})
+    assert problem.startswith(f"DUALCLAW_ROLE: {role} needs a store that processes share")
+    assert "use role all, or sqlite:PATH" in problem
+    assert read_settings({"DUALCLAW_ROLE": role})[0].role == role
+    assert read_settings({"DUALCLAW_STORE": "memory:"})[0].role == "all"
+
+
+def test_lease_and_retention_have_bounds() -> None:
+    """30 s and 7 days by default; 0 days keep for ever; what cannot work is refused by name."""
+    settings, _ = read_settings({})
+    assert (settings.lease, settings.retention) == (30, 7)
+    assert read_settings({"DUALCLAW_RETENTION": "0"})[0].retention == 0
+    problems = problems_of({"DUALCLAW_ROLE": "boss", "DUALCLAW_LEASE": "0.1", "DUALCLAW_RETENTION": "-1"})
+    assert {problem.split(":")[0] for problem in problems} == {
+        "DUALCLAW_ROLE",
+        "DUALCLAW_LEASE",
+        "DUALCLAW_RETENTION",
+    }
 
 
 def test_a_command_line_option_wins_over_the_environment() -> None:

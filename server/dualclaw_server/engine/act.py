@@ -6,12 +6,14 @@ Rules
   results go to the model in call order, events as they happen; one failing sibling hides nothing.
 - Nothing runs before interceptors have seen the whole batch and every question about it is answered: a batch
   that waits for people has run no tool.
-- Nothing runs before the frame that says "started" is committed, and a group of calls starts in one frame.
+- Nothing runs before the frame that says "started" is committed, and a group of calls starts in one frame; nor
+  once the lease on the run is lost.
 - What went wrong with a call is told to the model as JSON (code, message, retryable, hint) and to users as a
   diagnosis. It never ends the run.
 - A call whose start was saved and whose result was not is settled by its effect class: read and idempotent
-  run again (the latter with the same key), reconcile asks the tool's lookup first, once is never run again.
-  The same call made anew needs a person's approval then.
+  run again (the latter with the same key), reconcile asks the tool's lookup first, once is never run again: the
+  model is told that its outcome is unknown, or people settle it (``Tool.unknown_outcome``). The same call made anew
+  needs a person's approval then.
 - A call that asks people in the middle of its work is suspended; its siblings run to their end and keep their
   results. With the answer it runs again, from its beginning.
 - One that ends the run lets the calls at work finish; those that wait are not run.
@@ -35,9 +37,9 @@ from dualclaw_server.engine.interceptor import Observation
 from dualclaw_server.engine.invoke import GRACE, Invocation, tool_context
 from dualclaw_server.engine.kept import first_handoff, keep_ending, keep_handoff, kept_ending
 from dualclaw_server.engine.observations import cut, failure, text_of, traceback_of
-from dualclaw_server.engine.outcome import End, Fail, Outcome, Suspend
+from dualclaw_server.engine.outcome import Ask, End, Fail, Outcome, Suspend
 from dualclaw_server.engine.parked import Parked, Transferred
-from dualclaw_server.engine.review import notes, review, verdict
+from dualclaw_server.engine.review import OUTCOME, notes, review, verdict
 from dualclaw_server.engine.steps import THINKING, announce, close_steps_below, leaves_doubt, step, thought
 from dualclaw_server.engine.store import Sync
 from dualclaw_server.engine.tool import as_parts, contained
@@ -146,6 +148,7 @@ class Batch:
             waiting.append(call)
             return
         if tool is not None and tool.lookup is not None:
+            self._segment.lease.check()
             try:
                 with contained():
                     async with asyncio.timeout(tool.timeout):
@@ -159,11 +162,18 @@ class Batch:
             except Exception as error:
                 shown = traceback_of(error, self._scope.chain.mask)
                 log.error("lookup of tool %s failed; its outcome stays unknown\n%s", tool.name, shown)
+        if tool is not None and tool.unknown_outcome == "ask":
+            text = self._texts.outcome_unknown_ask.format(name=call.name)
+            self._scope.ask_people(Ask(text, allowed=("approve", "respond", "skip"), key=OUTCOME), "engine", call)
+            call.state.phase = _SUSPENDED
+            self._suspended = self._changed = True
+            return
         self._end(call, failure("TOOL_OUTCOME_UNKNOWN", self._texts.tool_outcome_unknown.format(name=call.name)))
 
     async def _start(
         self, waiting: deque[Call], running: dict[asyncio.Task[tuple[Observation, Outcome | None]], Call]
     ) -> None:
+        self._segment.lease.check()  # before the start is saved, which would leave others in doubt whether it ran
         room = self._scope.limits.parallel_tools - len(running)
         group: list[Call] = []
         for call in [waiting.popleft() for _ in range(min(len(waiting), room))]:
@@ -179,6 +189,7 @@ class Batch:
             started = self._save()
             if group:  # calls that run again have no start to save, but must not run before the claim is good
                 await asyncio.shield(started)
+                self._segment.lease.check()
         for call in group:
             invocation = Invocation(self._scope, call)
             running[asyncio.create_task(invocation.run(), name=f"call {call.name}")] = call
@@ -281,6 +292,7 @@ class Batch:
         state.ClearField("held")
         state.ClearField("child")
         self._changed = True
+        self._trace.root.checkpoint.recoveries = 0  # it got further, so it does not take every worker down
         self._segment.put(self._trace.put(state.position, message))
         if tool is not None and tool.effect != "read":
             self._sync = Sync.FULL

@@ -9,6 +9,8 @@ Rules
   than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
+- Nothing follows the first frame of an epoch before that is committed. Until then the log may still be another
+  writer's: a frame behind a refused one could fit version and seq by accident, and be stored with a hole before it.
 - Text, and a rewind of it, may go out between two checkpoints, for recovery withdraws it by a rewind. A step
   cannot be withdrawn, so every other event waits for the frame that carries the state it belongs to.
 - At most one frame of mere text is in flight. No task and no lock per token: appends report back through
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypedDict, Unpack
 
 from dualclaw import EngineEvent, Run, RunState
@@ -95,6 +98,10 @@ class FrameWriter:
         self._needs_checkpoint = False
         self._flying = 0
         self._flying_size = 0
+        self._owned = False
+        """True once a frame of this epoch is in the log."""
+        self._held: list[tuple[Frame, int, asyncio.Future[int]]] = []
+        """Frames that wait for the first one, with the version they expect."""
         self._last_start = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._room: asyncio.Future[None] | None = None
@@ -183,6 +190,10 @@ class FrameWriter:
             await self._room
         self._check()
 
+    def give_up(self, error: BaseException) -> None:
+        """Write nothing more for this reason, as if an append had failed with it."""
+        self._fail(error)
+
     def close(self) -> None:
         """Write nothing more; what waits is dropped. For a run that is handed over or lost."""
         self._fail(StoreError("the writer is closed"), tell=False)
@@ -258,7 +269,11 @@ class FrameWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        future = asyncio.ensure_future(self._store.append(self._key, frame, self._version))
+        if self._flying > 1 and not self._owned:
+            future = self._loop.create_future()
+            self._held.append((frame, self._version, future))
+        else:
+            future = asyncio.ensure_future(self._store.append(self._key, frame, self._version))
         self._version += 1
         future.add_done_callback(lambda done: self._landed(done, size))
         return future
@@ -266,17 +281,30 @@ class FrameWriter:
     def _landed(self, future: asyncio.Future[int], size: int) -> None:
         self._flying -= 1
         self._flying_size -= size
-        if future.cancelled():
-            self._fail(StoreError("an append was cancelled"))
-            return
-        error = future.exception()
+        error = StoreError("an append was cancelled") if future.cancelled() else future.exception()
         if error is not None:
             self._fail(error)
+            self._drop_held(error)  # also when the writer was closed meanwhile
             return
+        self._owned = True
+        self._release_held()
         if self._room is not None and not self.congested:
             self._wake_room()
         if (self._text or self._sealed) and not self._flying and self._timer is None and self.failure is None:
             self._flush_when_due()
+
+    def _release_held(self) -> None:
+        """Send what has waited for the first frame, in order."""
+        held, self._held = self._held, []
+        for frame, version, future in held:
+            sent = asyncio.ensure_future(self._store.append(self._key, frame, version))
+            sent.add_done_callback(partial(_hand_on, future))
+
+    def _drop_held(self, error: BaseException) -> None:
+        held, self._held = self._held, []
+        for _, _, future in held:
+            if not future.done():
+                future.set_exception(error)
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -291,6 +319,7 @@ class FrameWriter:
             self._timer = None
         self._wake_room()
         if tell:
+            self._drop_held(error)
             self.on_failure(error)
 
     def _wake_room(self) -> None:
@@ -301,6 +330,18 @@ class FrameWriter:
 
 def _ignore(_: BaseException) -> None:
     """Nobody wants to know yet; ``failure`` tells later."""
+
+
+def _hand_on(waiting: asyncio.Future[int], sent: asyncio.Future[int]) -> None:
+    """Give the outcome of an append to who has waited for it since before it could be sent."""
+    if waiting.done():
+        return
+    if sent.cancelled():
+        waiting.cancel()
+    elif (error := sent.exception()) is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(sent.result())
 
 
 def _as_field(data: bytes) -> bytes:

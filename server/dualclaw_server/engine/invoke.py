@@ -149,6 +149,7 @@ class Invocation:
             return await run_below(self._scope, request.call, tool, request.args)
         if problem := tool.problem(request.args):  # an interceptor may have changed them
             return self._bad_arguments(tool, problem)
+        self._scope.segment.lease.check()
         args = copy.deepcopy(dict(request.args))  # a tool may change what it is given; another attempt must not see it
         task = asyncio.create_task(tool.call(args, request.context))
         try:
@@ -169,7 +170,7 @@ class Invocation:
             return Observation(output.parts, handoff=output.handoff)
         if isinstance(error, Replace):
             return error.value if isinstance(error.value, Observation) else Observation(as_parts(error.value))
-        if isinstance(error, Outcome | StoreError | InterceptorFailed):
+        if isinstance(error, Outcome | InterceptorFailed):
             raise error
         if isinstance(error, ToolRaised):
             undone = isinstance(error, NotDone)

@@ -10,6 +10,7 @@ Rules
 - A context that was shortened is no retry of the same call: it takes none of the attempts away, and may be
   shortened MAX_SHORTENINGS times.
 - What failed attempts cost is counted.
+- No attempt, and no fallback, starts once the lease on the run is lost.
 - An answer has an end, and a stream leaves room for others; a model that knows neither is stopped.
 """
 
@@ -88,6 +89,7 @@ class Answer:
         retries = Retries(self._scope.agent.retry, _CHANCE, loop.time())
         while True:
             self._attempt += 1
+            self._scope.segment.lease.check()
             try:
                 model, request = await self._assemble()
                 return await self._try(model, request)
@@ -152,6 +154,7 @@ class Answer:
                         break
                     if isinstance(chunk, Restart):
                         size = 0
+                        self._scope.segment.lease.check()
                         self._fall_back(chunk)
                         continue
                     size += len(chunk.text)
@@ -171,6 +174,7 @@ class Answer:
 
     def _stream(self, model: ChatModel, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
         def call_model(call: ModelCall) -> AsyncGenerator[ModelChunk, None]:
+            self._scope.segment.lease.check()
             return model.stream(call.request)
 
         around = self._scope.chain.stream(call_model)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OUTCOME = "outcome"
+"""Key of the engine's own question what became of a call that a crash interrupted."""
+
 
 def verdict(scope: Scope, call: Call) -> tuple[Observation, End | None] | None:
     """Return what people made of a call instead of letting it run, and the end of the run if they want that; None:
@@ -46,6 +49,8 @@ def verdict(scope: Scope, call: Call) -> tuple[Observation, End | None] | None:
     if decision.action == DecisionAction.DECISION_ACTION_RESPOND:
         text = questions.response_text(decision)
         return Observation([ContentPart(text=text)] if text else []), None
+    if asked.asked_by == f"engine/{OUTCOME}":
+        return failure("TOOL_OUTCOME_UNKNOWN", texts.tool_outcome_unknown.format(name=call.name), detail=detail), None
     if decision.action == DecisionAction.DECISION_ACTION_SKIP:
         summary = texts.tool_skipped.format(name=call.name)
         return failure("TOOL_SKIPPED", summary, detail=detail, not_done=untouched), None

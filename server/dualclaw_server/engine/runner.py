@@ -6,18 +6,15 @@ maybe that of the next after a crash; whoever wants to see it follows its log in
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import dualclaw
 from dualclaw import (
     BusyPolicy,
-    DisconnectPolicy,
     InterceptorInfo,
     Message,
     ResumeRequest,
@@ -34,10 +31,8 @@ from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
 from dualclaw_server.engine.segment import read_switches, switches_name
-from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore, StoreError
+from dualclaw_server.engine.store import FINAL, Created, NewRun, RunKey, RunStore
 from dualclaw_server.engine.worker import RETRY, Worker
-
-log = logging.getLogger(__name__)
 
 _TITLE = 80
 """Characters of a conversation's title."""
@@ -78,8 +73,7 @@ class Runner:
         self._default = agents[0]
         self._model = model
         self._answering = Answering(store, self._agents)
-        self._presence = Presence(self._on_abandoned, patience)
-        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._presence = Presence(store, self._cancel_abandoned, patience)
         self._draining = False
         self._worker = Worker(
             store,
@@ -214,7 +208,7 @@ class Runner:
     def attached(self, key: RunKey, *, starter: RunRequest | None = None) -> AbstractContextManager[None]:
         """Count a reader of a run while it is inside; ``starter`` is the request of the one who started it."""
         policy = starter.options.on_disconnect if starter is not None else None
-        return self._presence.attached(key, cancel_when_alone=policy == DisconnectPolicy.DISCONNECT_POLICY_CANCEL)
+        return self._presence.attached(key, policy)
 
     async def serve(self) -> None:
         """Claim and work on runs until drained or cancelled."""
@@ -225,27 +219,14 @@ class Runner:
         self._draining = True
         await self._worker.drain(grace)
         self._presence.close()
-        for task in self._side_tasks:
-            task.cancel()
 
     # How it works
 
     async def _signal_cancel(self, key: RunKey, signal: CancelSignal) -> None:
         await self.store.signal(key, Signal(cancel=signal).SerializeToString(), "cancel")
 
-    def _on_abandoned(self, key: RunKey) -> None:
-        async def cancel() -> None:
-            try:
-                await self._signal_cancel(key, CancelSignal(reason="nobody is attached any more", subject="engine"))
-            except EngineError:  # deleted meanwhile
-                return
-            except StoreError as error:
-                log.warning("run %s, which nobody reads, cannot be cancelled: %r", key.run_id, error)
-                self._presence.begun(key)  # so that it is tried again
-
-        task = asyncio.create_task(cancel(), name="cancel a run nobody reads")
-        self._side_tasks.add(task)
-        task.add_done_callback(self._side_tasks.discard)
+    async def _cancel_abandoned(self, key: RunKey) -> None:
+        await self._signal_cancel(key, CancelSignal(reason="nobody is attached any more", subject="engine"))
 
     def _agent(self, name: str) -> Agent:
         agent = self._agents.get(name) if name else self._default

@@ -38,6 +38,7 @@ from dualclaw_server.engine.reason import Answer
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.settle import adopt, review_again, said_in, settle, taken
 from dualclaw_server.engine.steps import announce
+from dualclaw_server.engine.store import StoreError
 from dualclaw_server.engine.strategy import Chat, ReAct, Strategy, tools_of
 from dualclaw_server.engine.texts import Texts
 from dualclaw_server.engine.tool import Tool
@@ -182,6 +183,7 @@ class Scope:
         message, bad_arguments = adopt(self, response.message, response.bad_arguments, tools=tools)
         identity = Message(id=message.id, create_time=message.create_time)
         checkpoint.model_calls += 1
+        trace.root.checkpoint.recoveries = 0  # it got further, so it does not take every worker down
         trace.add_usage(response.usage)
         outcome = await self.chain.reason_end(trace, response, message, time.monotonic() - began)
         if self.chain:  # it may have been changed in place, or by whoever stands around the model
@@ -264,6 +266,7 @@ class Scope:
         chosen = model or self.model
 
         async def call_next(call: ModelCall) -> ModelResponse:
+            self.segment.lease.check()
             return await chosen.generate(call.request)
 
         try:
@@ -356,5 +359,7 @@ def _ending(error: BaseException) -> str:
             return diagnosis_code(error.error.reason)
         case EngineError():
             return diagnosis_code(error.reason)
+        case StoreError():
+            return "put_back"
         case _:
             return "internal"

@@ -30,6 +30,7 @@ from dualclaw_server.engine.checkpoint import Stage
 from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.handoff import keep_output
 from dualclaw_server.engine.ids import new_id
+from dualclaw_server.engine.lease import Lease
 from dualclaw_server.engine.model import ChatModel, ModelError
 from dualclaw_server.engine.outcome import End, stop_name
 from dualclaw_server.engine.reason import SEPARATOR
@@ -70,6 +71,7 @@ class Segment:
         writer: FrameWriter,
         run: Run,
         *,
+        lease: Lease,
         below: dict[str, list[RunMessage]],
         abandoned: set[asyncio.Task[ToolOutput]],
     ) -> None:
@@ -83,6 +85,7 @@ class Segment:
         self.agents = agents
         self.trace = trace
         self.writer = writer
+        self.lease = lease
         self.abandoned = abandoned
         self.message_id = ""
         """The message that done names."""

@@ -2,7 +2,9 @@
 
 Rules
 
-- A claim is made good by a frame with the next epoch. Whatever another writer does from then on fails.
+- A claim is made good by a frame with the next epoch. Whatever another writer does from then on fails. Of two who
+  claim at once, one wins; the other has started nothing by then. Only a new run does not wait for its claim, to be
+  faster: its first model call may turn out to be for nothing, but a tool starts after a frame of its own.
 - A run that had already begun is recovered: the log is folded up to its checkpoint, and text beyond it is withdrawn
   by one rewind.
 - A parked run begins a new segment; the time it was parked is not counted as its own.
@@ -23,10 +25,11 @@ from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.ids import new_trace_id
 from dualclaw_server.engine.inbox import find_cancel, resumes_in
 from dualclaw_server.engine.interceptor import Interceptor
+from dualclaw_server.engine.lease import Lease
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import Head, Loaded, RunMessage, RunStore
+from dualclaw_server.engine.store import Claim, Head, Loaded, RunMessage, RunStore
 from dualclaw_server.engine.tool import ToolOutput
 from dualclaw_server.engine.trace import ASIDE, Trace
 
@@ -44,7 +47,9 @@ class Takeover:
         self._model = model
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
 
-    async def take(self, loaded: Loaded, record: RunRecord, checkpoint: Checkpoint) -> tuple[Segment, bool]:
+    async def take(
+        self, claim: Claim, loaded: Loaded, record: RunRecord, checkpoint: Checkpoint
+    ) -> tuple[Segment, bool]:
         """Take over the log and bring the run to where its checkpoint says it is.
 
         Returns the segment, and whether it goes on from a park and has not got beyond its claim.
@@ -88,6 +93,7 @@ class Takeover:
             trace,
             writer,
             _copy(head.run),
+            lease=Lease(claim, writer),
             below=below,
             abandoned=self._abandoned,
         )
@@ -95,7 +101,9 @@ class Takeover:
         if head.state == RunState.RUN_STATE_RUNNING:
             if (writer.shown(), writer.shown_reasoning()) != (text, reasoning):
                 segment.rewind(text, reasoning, "the engine was restarted", checkpoint.recoveries)
-            segment.save()  # the claim; what is only cancelled is claimed by the frame that ends it
+            claimed = segment.save()  # the claim; what is only cancelled is claimed by the frame that ends it
+            if loaded.checkpoint:
+                await asyncio.shield(claimed)
         elif parked and cancel is None:
             await asyncio.shield(segment.claim())
         return segment, begins

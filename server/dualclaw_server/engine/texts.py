@@ -50,6 +50,8 @@ class Texts:
     """Tells the model what a person said with their decision."""
     outcome_unknown_again: str
     """Asked before a call is repeated whose first outcome nobody knows."""
+    outcome_unknown_ask: str
+    """Asked about a call that a crash interrupted, when its tool wants people to settle that."""
     interceptor_withheld: str
     """A guard failed, so a call was not run or its result is withheld."""
     too_deep: str
@@ -121,6 +123,8 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             comment="A person said: {comment}",
             outcome_unknown_again="{name} was started before with these arguments and nobody knows how it ended. "
             "Run it again?",
+            outcome_unknown_ask="{name} was started, and nobody knows how it ended. Approve it to run it again, answer "
+            "with what came of it, or skip it to go on without knowing.",
             interceptor_withheld="A guard of this engine failed, so {name} is withheld.",
             too_deep="{name} was not run: agents call one another more than {count} deep.",
             transfer_unknown="There is no agent named {name} to hand over to.",
@@ -183,6 +187,8 @@ TEXTS: Mapping[Locale, Texts] = MappingProxyType(
             edited="执行前参数已被人工修改为：{args}",
             comment="人工意见：{comment}",
             outcome_unknown_again="{name} 之前已用相同参数开始执行，但结果无人知晓。是否再次执行？",
+            outcome_unknown_ask="{name} 已开始执行，但结果无法得知。批准则再次执行，"
+            "回答则说明其结果，跳过则在结果未知的情况下继续。",
             interceptor_withheld="引擎的防护组件出错，{name} 已被拦下。",
             too_deep="未执行 {name}：智能体嵌套超过 {count} 层。",
             transfer_unknown="没有名为 {name} 的智能体可以移交。",

@@ -21,7 +21,7 @@ import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -44,6 +44,7 @@ _MAX_PROBLEM = 500
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Effect = typing.Literal["read", "idempotent", "reconcile", "once"]
+UnknownOutcome = typing.Literal["tell", "ask"]
 Kind = typing.Literal["skill", "mcp", "agent", "kb", "media", "thinking"]
 """Kind of the steps it makes; "thinking" ones show their result as a thought, without a start."""
 
@@ -128,6 +129,10 @@ class Tool:
     """True: its result is the answer."""
     lookup: Lookup | None = None
     """With effect "reconcile": given the idempotency key, returns the earlier result, or None if nothing happened."""
+    unknown_outcome: UnknownOutcome = "tell"
+    """What becomes of a call that may not run again and whose outcome a crash has hidden: "tell" the model, or "ask"
+    people, for whom the run waits: they have it run again, say what came of it, or leave it unknown.
+    """
     types: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Python type of each parameter, to convert to; a missing one is passed as plain JSON data."""
     context_parameter: str = ""
@@ -138,6 +143,8 @@ class Tool:
             raise ValueError(f"tool name {self.name!r}: use 1 to 64 of letters, digits, _ and -")
         if self.effect == "reconcile" and self.lookup is None:
             raise ValueError(f"tool {self.name}: effect 'reconcile' needs a lookup")
+        if self.unknown_outcome not in ("tell", "ask"):
+            raise ValueError(f"tool {self.name}: unknown_outcome {self.unknown_outcome!r} must be 'tell' or 'ask'")
         if self.timeout <= 0:
             raise ValueError(f"tool {self.name}: timeout must be above 0 seconds, not {self.timeout}")
         try:
@@ -280,6 +287,7 @@ def tool(
     timeout: float = DEFAULT_TIMEOUT,
     return_direct: bool = False,
     lookup: Lookup | None = None,
+    unknown_outcome: UnknownOutcome = "tell",
 ) -> Callable[[ToolFunction], Tool]: ...
 def tool(
     function: ToolFunction | None = None,
@@ -291,6 +299,7 @@ def tool(
     timeout: float = DEFAULT_TIMEOUT,
     return_direct: bool = False,
     lookup: Lookup | None = None,
+    unknown_outcome: UnknownOutcome = "tell",
 ) -> Tool | Callable[[ToolFunction], Tool]:
     """Make a Tool of a typed function: schema from its signature, texts from its docstring.
 
@@ -301,7 +310,8 @@ def tool(
     """
 
     def make(target: ToolFunction) -> Tool:
-        return _from_function(target, name or target.__name__, kind, effect, timeout, return_direct, lookup)
+        made = _from_function(target, name or target.__name__, kind, effect, timeout, return_direct, lookup)
+        return replace(made, unknown_outcome=unknown_outcome)
 
     return make if function is None else make(function)
 

@@ -6,7 +6,12 @@ Rules
 - The work item is acknowledged only after this worker's own terminal frame. In every other case it is put
   back: when the agent is not here, when the state is newer than this engine, when the store fails, when the
   process drains. Only to cancel a run its agent is not needed: it may be gone for good.
-- A run that has been recovered MAX_RECOVERIES times takes its worker down every time; it is failed, whatever fails.
+- What cannot be worked on is tried again after a delay that grows (``backoff``), so a full disk or a missing agent
+  makes no busy loop.
+- A run whose lease is lost is dropped: its calls under way are abandoned, and nothing is started for it any more
+  (``lease``). Interceptors are told "put_back", for somebody goes on with the run.
+- A run that has been recovered MAX_RECOVERIES times without getting any further takes its worker down every time; it
+  is failed, whatever fails.
 """
 
 from __future__ import annotations
@@ -15,15 +20,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from dualclaw import DisconnectPolicy, RunState, StopReason
 from dualclaw.errors import EngineError
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
-from dualclaw_server.engine.checkpoint import UnreadableState, load_checkpoint, load_record
+from dualclaw_server.engine.backoff import FIRST, MISSING_MOST, Backoff
+from dualclaw_server.engine.checkpoint import CallPhase, UnreadableState, load_checkpoint, load_record
 from dualclaw_server.engine.inbox import find_cancel, is_due, resumes_in
+from dualclaw_server.engine.lease import LeaseLost
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.outcome import End, Fail
 from dualclaw_server.engine.parked import Parked, Transferred
@@ -36,19 +43,25 @@ from dualclaw_server.engine.takeover import Takeover
 log = logging.getLogger(__name__)
 
 MAX_RECOVERIES = 16
-RETRY = 5.0
-"""Seconds before an item that cannot be worked on now is delivered again."""
+RETRY = FIRST
+"""Seconds before an item that cannot be worked on now is delivered again, the first time."""
 _CLAIM_WAIT = 5.0
+_CLAIM_RETRY = 1.0
+_CLAIM_RETRY_MOST = 30.0
 _INBOX_RETRY = 1.0
+_LOOK = 0.5
+"""Seconds between two looks at the leases of runs at work."""
 _STOP_TIMEOUT = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Work:
     """A run this process works on."""
 
-    key: RunKey
+    claim: Claim
     signalled: asyncio.Event = field(default_factory=asyncio.Event)
+    segment: Segment | None = None
+    """What is at work; None: nothing yet."""
 
 
 class Worker:
@@ -58,7 +71,7 @@ class Worker:
         store, agents, model: as the runner's.
         name: name of this process in claims.
         capacity: runs worked on at once; more wait in the store.
-        retry: seconds before an item that cannot be worked on now is delivered again.
+        retry: seconds before an item that cannot be worked on now is delivered again, the first time.
         begun: called with each run that is to be cancelled when nobody reads it, as work on it begins.
         ended: called with each run that has come to rest.
     """
@@ -78,12 +91,16 @@ class Worker:
         self._store = store
         self._agents = agents
         self._name = name
-        self._retry = retry
+        self._backoff = Backoff(retry)
         self._begun = begun
         self._ended = ended
         self._capacity = asyncio.Semaphore(capacity)
         self._works: dict[RunKey, _Work] = {}
+        self._under_way: set[_Work] = set()
+        """Also works that this very process has lost, and the run of which it may have taken anew."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self._claims_failed = 0
         self._takeover = Takeover(store, agents, model)
         self._draining = asyncio.Event()
         store.on_signal(self._on_signal)
@@ -121,10 +138,15 @@ class Worker:
         try:
             await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
             taken = claiming.done() and not self._draining.is_set()
-            return claiming.result() if taken else None
-        except StoreError:
-            log.exception("the store gives no work; trying again")
-            await asyncio.sleep(1.0)
+            claim = claiming.result() if taken else None
+            self._claims_failed = 0
+            return claim
+        except StoreError as error:
+            delay = min(_CLAIM_RETRY * 2.0 ** min(self._claims_failed, 60), _CLAIM_RETRY_MOST)
+            self._claims_failed += 1
+            log.error("the store gives no work: %r; trying again in %g s", error, delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(stopping), delay)
             return None
         finally:
             stopping.cancel()
@@ -149,41 +171,48 @@ class Worker:
     async def _work(self, claim: Claim) -> None:
         """Work on one item to its end, or put it back."""
         key = claim.key
-        work = self._works[key] = _Work(key)
-        again: float | None = self._retry
+        work = self._works[key] = _Work(claim)
+        self._under_way.add(work)
+        self._look_later()
+        again: float | None
         try:
-            again = await self._work_on(claim, work)
+            again = await self._work_on(work)
         except EngineError as error:
-            gone = error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION")
-            again = None if gone else self._retry
-            log.log(
-                logging.INFO if gone else logging.ERROR,
-                "run %s is %s: %s",
-                key.run_id,
-                "gone" if gone else "put back",
-                error.message,
-            )
+            if error.reason in ("UNKNOWN_RUN", "UNKNOWN_CONVERSATION"):
+                log.info("run %s is gone: %s", key.run_id, error.message)
+                again = None
+            else:
+                again = self._backoff.delay(key)
+                log.error("run %s is put back for %g s: %s", key.run_id, again, error.message)
         except UnreadableState as error:
-            log.warning("run %s is left alone: %s", key.run_id, error)
+            again = self._backoff.delay(key)
+            log.warning("run %s is left as it is, to be looked at again in %g s: %s", key.run_id, again, error)
+        except LeaseLost as error:
+            again = 0.0
+            log.warning("run %s is dropped: %s", key.run_id, error)
         except StoreError as error:
-            log.warning("run %s is put back: %s", key.run_id, error or type(error).__name__)
+            again = self._backoff.delay(key)
+            log.warning("run %s is put back for %g s: %r", key.run_id, again, error)
         except asyncio.CancelledError:
-            await asyncio.shield(claim.nak(0))
+            await asyncio.shield(_settle(key, claim.nak(0)))
             raise
         except BaseException:
-            await claim.nak(self._retry)
+            await _settle(key, claim.nak(self._backoff.delay(key)))
             raise
         finally:
-            if self._works.get(key) is work:  # else the lease was lost meanwhile, and this very process took it anew
+            self._under_way.discard(work)
+            if self._works.get(key) is work:
                 del self._works[key]
         if again is None:
+            self._backoff.forget(key)
             self._ended(key)
-            await claim.ack()
+            await _settle(key, claim.ack())
         else:
-            await claim.nak(again)
+            await _settle(key, claim.nak(again))
 
-    async def _work_on(self, claim: Claim, work: _Work) -> float | None:
+    async def _work_on(self, work: _Work) -> float | None:
         """Returns None when there is nothing left to do for this item, else in how many seconds to try again."""
+        claim = work.claim
         loaded = await self._store.load(claim.key)
         if loaded.head.state in FINAL:
             return None
@@ -195,11 +224,13 @@ class Worker:
             return expiry - now if expiry is not None else None
         name = checkpoint.agent or record.request.agent
         if name not in self._agents and find_cancel(loaded.unread) is None:
-            log.warning("run %s is put back: agent %s is not here", claim.key.run_id, name)
-            return self._retry
+            delay = self._backoff.delay(claim.key, MISSING_MOST)
+            log.warning("run %s is put back for %g s: agent %s is not here", claim.key.run_id, delay, name)
+            return delay
         if record.request.options.on_disconnect == DisconnectPolicy.DISCONNECT_POLICY_CANCEL:
             self._begun(claim.key)
-        segment, begins = await self._takeover.take(loaded, record, checkpoint)
+        segment, begins = await self._takeover.take(claim, loaded, record, checkpoint)
+        work.segment = segment
         try:
             await self._drive(segment, work, loaded, begins=begins)
         finally:
@@ -225,8 +256,10 @@ class Worker:
         watching = asyncio.create_task(self._wait_for_cancel(work), name="inbox")
         clock = asyncio.create_task(_time_up(segment, shaped), name="clock")
 
-        def lost(_: BaseException) -> None:
+        def lost(error: BaseException) -> None:
             segment.stopping = "put_back"
+            if names := _at_work(segment):
+                log.warning("run %s: %r; calls under way are abandoned: %s", work.claim.key.run_id, error, names)
             running.cancel()
 
         segment.writer.on_failure = lost
@@ -281,19 +314,48 @@ class Worker:
             await work.signalled.wait()
             work.signalled.clear()
             try:
-                loaded = await self._store.load(work.key)
+                loaded = await self._store.load(work.claim.key)
             except StoreError as error:  # a read that failed is no reason to give up a run at work
-                log.warning("the inbox of run %s cannot be read: %s", work.key.run_id, error or type(error).__name__)
+                log.warning("the inbox of run %s cannot be read: %r", work.claim.key.run_id, error)
                 await asyncio.sleep(_INBOX_RETRY)
                 work.signalled.set()
                 continue
             if find_cancel(loaded.unread) is not None:
                 return [signal.signal_id for signal in loaded.unread]
 
+    def _look_later(self) -> None:
+        """See that leases are looked at while there is work."""
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        """Have work end whose lease is lost: a call under way may never come to the next check."""
+        self._looking = None
+        for work in tuple(self._under_way):
+            if work.segment is not None:
+                with contextlib.suppress(StoreError):
+                    work.segment.lease.check()
+        if self._under_way:
+            self._look_later()
+
     def _on_signal(self, key: RunKey) -> None:
         work = self._works.get(key)
         if work is not None:
             work.signalled.set()
+
+
+async def _settle(key: RunKey, settling: Awaitable[None]) -> None:
+    """Give a work item back to a store that may not answer: then its lease runs out by itself."""
+    try:
+        await settling
+    except StoreError as error:
+        log.warning("the work item of run %s cannot be given back before its lease ends: %r", key.run_id, error)
+
+
+def _at_work(segment: Segment) -> str:
+    """Return the names of the calls that have begun and not ended."""
+    calls = questions.calls_below(segment.trace.checkpoint)
+    return ", ".join(state.call.name for state in calls if state.phase == CallPhase.CALL_PHASE_STARTED)
 
 
 async def _time_up(segment: Segment, shaped: asyncio.Event) -> None:

@@ -1,7 +1,8 @@
 """Models: what answers. Each is an ``engine.model.ChatModel``; ``model_from_spec`` makes one from a setting.
 
-The setting is ``VENDOR:NAME``, with VENDOR from the table in ``vendors.json``; or ``scripted:FILE``, or
-``scripted`` for the script of the demo agent. Further forms:
+The setting is ``VENDOR:NAME``, with VENDOR from the table in ``vendors.json``; or ``local``, the small model that
+runs on this machine; or ``scripted:FILE``, or ``scripted`` for the script of the demo agent. ``auto`` is ``local``
+where that is installed, else ``scripted``. Further forms:
 
 - ``VENDOR+text:NAME`` and ``VENDOR+json:NAME`` give tools to a model without tool calls of its own: by text in
   the ReAct form, or by JSON that its endpoint holds it to.
@@ -11,10 +12,12 @@ The setting is ``VENDOR:NAME``, with VENDOR from the table in ``vendors.json``; 
 ``openai`` is Chat Completions; OpenAI's other API is ``openai-responses``.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.models.anthropic.dialect import AnthropicDialect
@@ -24,6 +27,9 @@ from dualclaw_server.models.chat.dialect import ChatDialect
 from dualclaw_server.models.chat.model import OpenAIChatModel
 from dualclaw_server.models.endpoint import ModelTimeouts
 from dualclaw_server.models.http_model import HttpChatModel
+from dualclaw_server.models.local.model import NAME as LOCAL
+from dualclaw_server.models.local.model import LocalModel
+from dualclaw_server.models.local.weights import HOW_TO_INSTALL, is_installed
 from dualclaw_server.models.responses.dialect import ResponsesDialect
 from dualclaw_server.models.responses.model import ResponsesModel
 from dualclaw_server.models.route_metrics import RouteMetrics
@@ -43,6 +49,7 @@ __all__ = [
     "GuardedModel",
     "HttpChatModel",
     "JsonToolsModel",
+    "LocalModel",
     "ModelTimeouts",
     "OpenAIChatModel",
     "ResponsesDialect",
@@ -56,8 +63,13 @@ __all__ = [
     "model_from_spec",
 ]
 
-_FORMS = "openai:NAME, scripted:FILE, scripted, or VENDOR:NAME"
+AUTO: Final = "auto"
+"""The model when none is chosen."""
+_SCRIPTED = "scripted"
+_FORMS = "openai:NAME, scripted:FILE, scripted, local, auto, or VENDOR:NAME"
 _FORM = re.compile(r"(?P<vendor>[^:+@\s]+)(?:\+(?P<tools>[^:]*))?:(?P<name>.+?)(?:@(?P<url>https?://.*))?")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +77,20 @@ class _Choice:
     """One model of a setting."""
 
     vendor: Vendor | None
-    """None: it is scripted."""
+    """None: it comes with this package, by ``own``."""
     name: str
     """The model's name, or the script's path."""
     tools: str = ""
     """How it gets tools when it has no calls of its own: "text", "json", or empty."""
     url: str = ""
     """The address said with it."""
+    own: str = _SCRIPTED
+    """Which of those that come with this package: scripted or local."""
 
     @property
     def label(self) -> str:
         """What errors, metrics and routers call it."""
-        return f"{self.vendor.name}:{self.name}" if self.vendor is not None else "scripted"
+        return f"{self.vendor.name}:{self.name}" if self.vendor is not None else self.own
 
 
 def model_from_spec(
@@ -113,7 +127,7 @@ def model_from_spec(
     choices: list[_Choice] = []
     problems: list[str] = []
     vendors = shipped_vendors()
-    for part in spec.split(","):
+    for part in (_usual() if spec.strip() == AUTO else spec).split(","):
         try:
             choices.append(_choice(part.strip(), vendors))
         except ValueError as error:
@@ -123,8 +137,13 @@ def model_from_spec(
     for choice in choices:
         ours = choice.vendor is first
         try:
-            if choice.vendor is None:
+            if choice.vendor is None and choice.own == _SCRIPTED:
                 made.append(ScriptedModel.load(choice.name) if choice.name else ScriptedModel.shipped())
+                continue
+            if choice.vendor is None:
+                window = context_window if first is None else None
+                local = LocalModel(timeouts=timeouts, context_window=window)
+                made.append(GuardedModel(local, Breaker(choice.label, breaker)))
                 continue
             model = choice.vendor.make_model(
                 choice.name,
@@ -142,15 +161,31 @@ def model_from_spec(
         made.append(_with_tool_form(GuardedModel(model, Breaker(choice.label, breaker)), choice.tools))
     if problems:
         raise ValueError("; ".join(problems))
-    if first is None and len(made) == 1:
+    if len(made) == 1 and isinstance(made[0], ScriptedModel):
         return made[0]
     return RouterModel(made, labels=[choice.label for choice in choices], breaker=None, observe=observe)
 
 
+def _usual() -> str:
+    """Return what is used when no model is chosen, and say so where it is not the local one."""
+    if is_installed():
+        return LOCAL
+    _log.warning(
+        "no model is chosen and the local one is not installed (%s): answers come from a script; "
+        "choose a model by DUALCLAW_MODEL=VENDOR:NAME",
+        HOW_TO_INSTALL,
+    )
+    return _SCRIPTED
+
+
 def _choice(part: str, vendors: Mapping[str, Vendor]) -> _Choice:
-    kind, _, rest = part.partition(":")
-    if kind == "scripted":
+    kind, colon, rest = part.partition(":")
+    if kind == _SCRIPTED:
         return _Choice(None, rest)
+    if kind == LOCAL:
+        if colon:
+            raise ValueError(f"model {part!r}: there is one local model, and it is called local")
+        return _Choice(None, "", own=LOCAL)
     shown = part.partition("@")[0] if "://" in part else part  # an address may hold a key
     found = _FORM.fullmatch(part)
     if found is None:

@@ -72,13 +72,15 @@ async def logged(store: MemoryStore) -> list[EngineEvent]:
 
 
 async def test_the_first_text_after_a_quiet_time_commits_at_once(store: GatedStore) -> None:
-    """A person sees the first token without waiting for a frame to fill."""
+    """A person sees the first token without waiting for a frame to fill; what follows soon waits for its frame."""
     writer = make_writer(store)
     writer.text("He")
     assert [frame.count for frame in store.frames] == [1]
+    began = asyncio.get_running_loop().time()
     await settle()
     writer.text("llo")
-    assert len(store.frames) == 1
+    soon = asyncio.get_running_loop().time() - began < FRAME_TIME / 2
+    assert len(store.frames) == 1 or not soon  # a machine that is so slow proves nothing
     await asyncio.sleep(FRAME_TIME * 2)
     assert len(store.frames) == 2
     assert [event.delta.content for event in await logged(store)] == ["He", "llo"]

@@ -241,6 +241,21 @@ async def test_a_run_that_takes_every_worker_down_is_given_up(store: RunStore) -
     assert asked.last.error.diagnosis.code == "internal"
 
 
+async def test_a_run_that_gets_further_is_not_given_up(store: RunStore) -> None:
+    """Many restarts in a long run are no fault of the run: each answer and each result begins the count anew."""
+    async with at_work(store, Agent("a"), HANG) as engine:
+        started = await engine.start("go")
+        await engine.wait_for(started.head.key, bool)
+    checkpoint = Checkpoint.FromString((await store.load(started.head.key)).checkpoint)
+    checkpoint.recoveries = worker_module.MAX_RECOVERIES - 1
+    await append_raw(store, started.head.key, checkpoint.SerializeToString())
+    runs: list[str] = []
+    agent = Agent("a", tools=[act("read", runs, hangs=True)])
+    async with at_work(store, agent, {"when": {"step": 0}, "say": [{"call": "act"}]}) as engine:
+        await engine.wait_for(started.head.key, lambda events: events[-1].WhichOneof("payload") == "step")
+    assert Checkpoint.FromString((await store.load(started.head.key)).checkpoint).recoveries == 0
+
+
 class Mute(Texts):
     """Words of the engine, without the one that closes a failed turn."""
 

@@ -311,9 +311,7 @@ async def test_an_address_names_a_store(tmp_path):
     assert (tmp_path / "relative" / "runs.db").exists()
 
 
-@pytest.mark.parametrize(
-    "url", ["", "memory", "memory:x", "sqlite:", "sqlite", "postgres://x", "sqlite:a\0b"]
-)
+@pytest.mark.parametrize("url", ["", "memory", "memory:x", "sqlite:", "sqlite", "postgres://x", "sqlite:a\0b"])
 def test_an_address_that_names_no_store_is_refused_with_the_forms_there_are(url):
     """The text says what would be right."""
     with pytest.raises(ValueError, match="sqlite:PATH"):

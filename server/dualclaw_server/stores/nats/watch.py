@@ -1,0 +1,215 @@
+"""What other processes do: their frames for followers here, their signals and releases for runs in hand here.
+
+Rules:
+- The server republishes every committed frame; a process listens to the runs that are followed in it, once for all
+  its followers, and to no other. Its own frames it tells itself, the moment they are committed.
+- Such messages can be lost, so they only make things fast. A gap in the frames is seen by the next one; and every
+  few seconds, and soon after a subscription, the ends of all followed logs are compared with what was seen.
+- Notes are the same for signals and releases. What gets lost is found by the heart at its next beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from dualclaw_server.engine.store import RunKey, StoreError
+from dualclaw_server.stores.live import Live
+from dualclaw_server.stores.nats.layout import LogEntry, unpack
+from dualclaw_server.stores.nats.link import Again, Link
+
+log = logging.getLogger(__name__)
+
+CHECK = 2.0
+"""Seconds between two looks at the ends of followed logs."""
+_FIRST_CHECK = 0.25
+_AT_ONCE = 500
+
+
+class Note(msgspec.Struct):
+    """What one process tells the others."""
+
+    origin: str
+    tenant: str = ""
+    run_id: str = ""
+    token: str = ""
+
+
+class _Followed:
+    """A run that is followed in this process."""
+
+    def __init__(self) -> None:
+        self.followers = 0
+        self.ready: asyncio.Task[Subscription] | None = None
+        self.seen = 0
+        """Sequence of the newest frame followers were told of, or made to read up to."""
+
+
+class Watch:
+    """Listens to other processes.
+
+    Args:
+        link: of this store.
+        live: the followers in this process.
+        origin: id of this process.
+        signalled: called for a run whose inbox another process has put a signal into.
+        released: called with a token that is void now.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        live: Live,
+        origin: str,
+        signalled: Callable[[RunKey], None],
+        released: Callable[[str], None],
+    ) -> None:
+        self._link = link
+        self._live = live
+        self._origin = origin
+        self._signalled = signalled
+        self._released = released
+        self._runs: dict[RunKey, _Followed] = {}
+        self._checking: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        await self._link.client.subscribe(self._link.subjects.notes, cb=self._on_note)
+        self._checking = asyncio.create_task(self._check(), name="followed logs")
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+        tasks = [run.ready for run in self._runs.values() if run.ready is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def told(self, key: RunKey, seq: int) -> None:
+        """Note that the followers were told of a frame."""
+        run = self._runs.get(key)
+        if run is not None:
+            run.seen = max(run.seen, seq)
+
+    @asynccontextmanager
+    async def following(self, key: RunKey) -> AsyncGenerator[None, None]:
+        """Listen to a run while it is inside."""
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = _Followed()
+        run.followers += 1
+        try:
+            if run.ready is None:
+                run.ready = asyncio.create_task(self._subscribe(key))
+            await asyncio.shield(run.ready)
+            yield
+        finally:
+            run.followers -= 1
+            if not run.followers:
+                del self._runs[key]
+                await self._unsubscribe(run)
+
+    async def _subscribe(self, key: RunKey) -> Subscription:
+        async def receive(message: Msg) -> None:
+            self._on_frame(key, message)
+
+        try:
+            subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
+            self._soon.set()
+            await self._link.client.flush(timeout=5)
+        except Exception as error:
+            # Without it followers are told by the looks at the log alone, which the next connection ends.
+            log.warning("a run is followed by looking only: %s", error or type(error).__name__)
+            subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
+        return subscription
+
+    async def _unsubscribe(self, run: _Followed) -> None:
+        task = run.ready
+        if task is None:
+            return
+        if not task.done():
+            task.cancel()
+            return
+        if not task.cancelled() and task.exception() is None and not self._link.client.is_closed:
+            try:
+                await task.result().unsubscribe()
+            except Exception as error:
+                log.debug("a subscription could not be ended: %s", error)
+
+    def _on_frame(self, key: RunKey, message: Msg) -> None:
+        run = self._runs.get(key)
+        try:
+            entry, body = unpack(message.data, LogEntry)
+            seq = int((message.headers or {})["Nats-Sequence"])
+        except (msgspec.DecodeError, ValueError, KeyError):
+            log.warning("a message on %s is none of ours", message.subject)
+            return
+        if run is None or (entry.writer == self._origin and not entry.gone):
+            return
+        run.seen = max(run.seen, seq)
+        if entry.gone or entry.blob is not None:
+            self._live.reread(key)
+        elif entry.count:
+            self._live.publish(key, entry.frame(body))
+
+    # Looks at the ends of logs
+
+    async def _check(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CHECK):
+                    await self._soon.wait()
+                self._soon.clear()
+                await asyncio.sleep(_FIRST_CHECK)
+            except TimeoutError:
+                pass
+            try:
+                await self._look()
+            except (Again, StoreError) as error:
+                log.warning("followed logs cannot be looked at: %s", error)
+
+    async def _look(self) -> None:
+        logs = {self._link.subjects.run(key, "log"): key for key in self._runs}
+        names = list(logs)
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            found = {one.subject: one for one in await self._link.newest(some)}
+            for name in some:
+                run, one = self._runs.get(logs[name]), found.get(name)
+                if run is not None and one is not None and one.seq > run.seen:
+                    run.seen = one.seq
+                    self._live.reread(logs[name])
+
+    # Notes
+
+    async def tell_signal(self, key: RunKey) -> None:
+        """Tell other processes of a signal."""
+        note = Note(self._origin, key.tenant, key.run_id)
+        await self._link.tell(self._link.subjects.note("signal"), msgspec.json.encode(note))
+
+    async def tell_release(self, token: str) -> None:
+        """Tell other processes that a token is void."""
+        note = Note(self._origin, token=token)
+        await self._link.tell(self._link.subjects.note("release"), msgspec.json.encode(note))
+
+    async def _on_note(self, message: Msg) -> None:
+        try:
+            note = msgspec.json.decode(message.data, type=Note)
+        except msgspec.DecodeError:
+            log.warning("a note is none of ours")
+            return
+        if note.origin == self._origin:
+            return
+        if message.subject.endswith(".signal"):
+            self._signalled(RunKey(note.tenant, note.run_id))
+        else:
+            self._released(note.token)

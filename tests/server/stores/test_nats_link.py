@@ -1,0 +1,114 @@
+"""The parts of the NATS store by themselves: subjects, and what the answers of JetStream mean."""
+
+import asyncio
+
+import pytest
+
+from dualclaw_server.engine.store import StoreError, Unavailable
+from dualclaw_server.stores.nats import NatsStore, parse_address
+from dualclaw_server.stores.nats.layout import Mark, SettingDoc, Subjects, pack, token
+from dualclaw_server.stores.nats.link import Conflict, Link, Uncertain, Write
+from dualclaw_server.stores.nats.transaction import Transactor
+
+
+@pytest.fixture
+async def link(nats_r1):
+    """A link to a store's streams."""
+    address = parse_address(nats_r1.url())
+    store = NatsStore(address, accept_loss=True)
+    await store.open()
+    yield Link(store._parts.client, Subjects(address.name), patience=2)
+    await store.close()
+    nats_r1.remove(address.name)
+
+
+def test_ids_become_tokens_that_reach_no_other_subject():
+    """No dot, no wildcard, no white space; different ids, different tokens; bounded, and never empty."""
+    ids = ["", " ", "a", "A", "a.b", "*", ">", "a\r\nPUB x 1", "\0", "é", "e\u0301", "x" * 80, "x" * 81, "x" * 9000]
+    tokens = [token(name) for name in ids]
+    assert len(set(tokens)) == len(ids)
+    assert all(one.isascii() and one.isalnum() and 0 < len(one) < 140 for one in tokens)
+
+
+async def test_a_batch_is_stored_as_a_whole_or_not_at_all(link):
+    """One stale expectation refuses all of it."""
+    names = [link.subjects.setting("t", name) for name in "abc"]
+    await link.write([Write(name, b"1\n", 0) for name in names])
+    seqs = [(await link.last(name)).seq for name in names]
+    with pytest.raises(Conflict):
+        await link.write([Write(names[0], b"2\n", seqs[0]), Write(names[1], b"2\n", seqs[1] - 1)])
+    assert [(await link.last(name)).data for name in names] == [b"1\n"] * 3
+    await link.write([Write(name, b"2\n", seq) for name, seq in zip(names, seqs, strict=True)])
+    assert [(await link.last(name)).data for name in names] == [b"2\n"] * 3
+
+
+async def test_a_snapshot_of_more_subjects_than_one_answer_has_is_whole(link):
+    """The server answers for 1,024 subjects at most; a long conversation has more."""
+    names = [link.subjects.conversation("t", "c", "turn", str(n)) for n in range(1100)]
+    for start in range(0, 1100, 550):
+        await link.write([Write(name, pack(Mark()), None) for name in names[start : start + 550]])
+    found = await link.snapshot(link.subjects.conversation("t", "c", "turn", "*"))
+    assert set(found) == set(names)
+
+
+async def test_what_a_follower_that_is_behind_says_does_not_count(link):
+    """A direct get may come from any replica; it is asked again until it knows what the leader knew."""
+    subject = link.subjects.setting("t", "x")
+    await link.write([Write(subject, pack(SettingDoc(revision=1)), 0)])
+    asked = []
+
+    class Behind(Link):
+        async def _direct(self, body):
+            found, upto, too_many = await super()._direct(body)
+            asked.append(upto)
+            return ([], upto - 1, False) if len(asked) < 3 else (found, upto, too_many)
+
+    behind = Behind(link.client, link.subjects, patience=2)
+    assert set(await behind.snapshot(subject)) == {subject}
+    assert len(asked) == 3
+
+
+async def test_an_operation_whose_answer_was_lost_is_done_once(link):
+    """It runs anew and recognises its own write."""
+    subject = link.subjects.setting("t", "x")
+    lost = []
+
+    class Deaf(Link):
+        async def write(self, writes):
+            seq = await super().write(writes)
+            if not lost:
+                lost.append(seq)
+                raise Uncertain("the answer was lost")
+            return seq
+
+    deaf = Deaf(link.client, link.subjects, patience=2)
+    attempts = []
+
+    async def step(tx):
+        attempts.append(tx.attempt)
+        found = await tx.get(subject, SettingDoc)
+        if found is not None and found.doc.op == tx.op:
+            return found.doc.revision
+        await tx.put(subject, SettingDoc(revision=1 if found is None else found.doc.revision + 1))
+        return 1
+
+    assert await Transactor(deaf).run("op", step) == (1, 0)
+    assert attempts == [0, 1]
+    assert (await link.find(subject, SettingDoc)).doc.revision == 1
+
+
+async def test_a_damaged_message_is_named_and_ends_nothing_else(link, make):
+    """Where it lies is in the text; the store answers on."""
+    subject = link.subjects.setting("t", "x")
+    await link.write([Write(subject, b"\xff no document", 0)])
+    with pytest.raises(StoreError, match=rf"message \d+ of stream {link.subjects.stream} is damaged"):
+        await link.find(subject, SettingDoc)
+    assert await link.find(link.subjects.setting("t", "y"), SettingDoc) is None
+
+
+async def test_a_connection_that_is_gone_is_unavailable(link):
+    """Nothing is buffered for later, and no call waits for ever."""
+    await link.client.close()
+    for call in (link.last(link.subjects.setting("t", "x")), link.call("STREAM.NAMES", {})):
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(call, 20)
