@@ -132,7 +132,7 @@ async def _examine(settings: Settings, parts: Parts, show: Callable[[Finding], N
     show(checkup.of_agents(parts.agents))
     if settings.store.startswith("sqlite:"):
         show(checkup.of_disk(settings.store.removeprefix("sqlite:")))
-    show(await checkup.of_store(parts.store, settings.store))
+    show(await checkup.of_store(parts.store, settings.shown_store))
     try:
         if asks_model:
             show(await checkup.of_model(parts.model))

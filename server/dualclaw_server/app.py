@@ -139,7 +139,12 @@ def _try_parts(settings: Settings) -> tuple[Parts | None, list[str]]:
     except ValueError as error:
         problems.append(f"DUALCLAW_AGENTS: {error}")
     try:
-        store = stores.store_from_url(settings.store, lease=settings.lease, max_stall=longest_tool(agents) + STALL)
+        store = stores.store_from_url(
+            settings.store,
+            lease=settings.lease,
+            max_stall=longest_tool(agents) + STALL,
+            accept_loss=settings.accept_loss,
+        )
     except ValueError as error:
         problems.append(f"DUALCLAW_STORE: {error}")
     if problems or store is None or model is None:
@@ -351,7 +356,7 @@ async def engine_server(
         try:
             await parts.store.open()
         except (StoreError, OSError) as error:
-            raise StartError(f"cannot open the store {settings.store}: {error or type(error).__name__}") from error
+            raise StartError(f"cannot open the store {settings.shown_store}: {error or type(error).__name__}") from error
         stack.push_async_callback(parts.store.close)
         server = EngineServer(
             settings,
@@ -382,7 +387,7 @@ async def serve(settings: Settings, parts: Parts, redactor: Redactor, announce: 
     with _signals(stopped.set):
         async with engine_server(settings, parts, redactor=redactor) as server:
             announce(server.address)
-            where = (settings.role, server.address, settings.store, settings.model)
+            where = (settings.role, server.address, settings.shown_store, settings.model)
             _log.info("serving as %s on %s with store %s and model %s", *where)
             waiting = asyncio.create_task(stopped.wait(), name="stop signal")
             working = asyncio.create_task(server.worker_ended(), name="worker watch")

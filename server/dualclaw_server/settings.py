@@ -35,18 +35,19 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 PREFIX: Final = "DUALCLAW_"
 
-OTHER_SERVICES: Final = frozenset({"DUALCLAW_ENGINE", "DUALCLAW_API_KEY", "DUALCLAW_ACCEPT_LOSS"})
+OTHER_SERVICES: Final = frozenset({"DUALCLAW_ENGINE", "DUALCLAW_API_KEY"})
 """Names that mean something to another service, or to tests."""
 OTHER_PREFIXES: Final = ("DUALCLAW_WEB_", "DUALCLAW_IM_", "DUALCLAW_A2A_", "DUALCLAW_ENGINE_", "DUALCLAW_TEST_")
 
 VENDOR_KEY_SUFFIX: Final = "_API_KEY"
 """How the names of the model vendors' own keys end."""
 
+_USERINFO: Final = re.compile(r"//[^@/?]*@")
 _ADDRESS: Final = re.compile(r"https?://[^\s,]+", re.IGNORECASE)
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
 
-_SHARE = "needs a store that processes share, and memory: is gone with this one; use role all, or sqlite:PATH"
+_SHARE = "needs a store that processes share, and memory: is gone with this one; use role all, sqlite:PATH or nats://HOST"
 
 
 class SettingsError(Exception):
@@ -134,7 +135,9 @@ class Settings(BaseModel):
     role: Literal["all", "api", "worker"] = "all"
     """What this process does: api answers calls, worker works on runs and answers health checks only, all does both."""
     store: str = Field("sqlite:dualclaw.db", min_length=1)
-    """Where runs live: ``sqlite:PATH`` or ``memory:``."""
+    """Where runs live: ``sqlite:PATH``, ``memory:``, or ``nats://HOST:PORT,...`` (docs/nats.md)."""
+    accept_loss: bool = False
+    """Whether NATS servers that could lose acknowledged data will do: one replica, or a lazy sync."""
     model: str = Field("auto", min_length=1, repr=False)
     """The model of agents that name none: ``VENDOR:NAME`` (several by commas), ``local``, ``scripted:FILE``, ``auto``.
 
@@ -197,6 +200,11 @@ class Settings(BaseModel):
             *self.headers_for_model.values(),
             *(secret for address in addresses for secret in _secrets_in(address)),
         ]
+
+    @property
+    def shown_store(self) -> str:
+        """The store's address for people: without the name and password of NATS."""
+        return _USERINFO.sub("//", self.store)
 
     @property
     def headers_for_model(self) -> Mapping[str, str]:

@@ -31,9 +31,21 @@ def test_a_role_needs_a_store_that_processes_share(role: str) -> None:
     """In memory, nobody could work on what an api process stores; the default role has no need of others."""
     (problem,) = problems_of({"DUALCLAW_ROLE": role, "DUALCLAW_STORE": "memory:"})
     assert problem.startswith(f"DUALCLAW_ROLE: {role} needs a store that processes share")
-    assert "use role all, or sqlite:PATH" in problem
+    assert "use role all, sqlite:PATH or nats://HOST" in problem
     assert read_settings({"DUALCLAW_ROLE": role})[0].role == role
     assert read_settings({"DUALCLAW_STORE": "memory:"})[0].role == "all"
+
+
+def test_losing_data_is_accepted_only_in_so_many_words() -> None:
+    """Off unless it is switched on."""
+    assert read_settings({})[0].accept_loss is False
+    assert read_settings({"DUALCLAW_ACCEPT_LOSS": "1"})[0].accept_loss is True
+
+
+def test_the_stores_address_is_shown_without_its_password() -> None:
+    """Logs and errors name hosts, never who logs in there."""
+    settings = read_settings({"DUALCLAW_STORE": "nats://me:secret@one:4222,two:4222?replicas=3"})[0]
+    assert settings.shown_store == "nats://one:4222,two:4222?replicas=3"
 
 
 def test_lease_and_retention_have_bounds() -> None:
