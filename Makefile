@@ -5,10 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 ASK ?= What is 17 * 23?
 
-.PHONY: help run demo test check contract generate format lock clean
+.PHONY: help run demo local test test-chaos check contract generate format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# All make the same folder.
+.NOTPARALLEL:
 
 # Two environments share one folder: what running needs, and on top of it what testing needs.
 $(VENV)/.run: requirements/run.txt
@@ -19,14 +22,26 @@ $(VENV)/.dev: requirements/dev.txt requirements/run.txt
 	@$(PYTHON) requirements/install.py $(VENV) requirements/dev.txt
 	@touch $@ $(VENV)/.run
 
-run: $(VENV)/.run ## engine on 127.0.0.1:50051 and the chat page on http://127.0.0.1:8080; Ctrl-C ends both
+# The local model. Where it cannot be had everything goes on without it, and it is not tried again at every start.
+$(VENV)/.local: requirements/local.txt
+	@$(PYTHON) requirements/install.py $(VENV) requirements/local.txt
+	@touch $@
+
+run: $(VENV)/.run $(VENV)/.local ## engine on 127.0.0.1:50051 and the chat page on http://127.0.0.1:8080; Ctrl-C ends both
 	@$(BIN)/python deploy/local.py
 
-demo: $(VENV)/.run ## the same, asks one question (ASK="...") that needs a tool, and ends
+demo: $(VENV)/.run $(VENV)/.local ## the same, asks one question (ASK="...") that needs a tool, and ends
 	@$(BIN)/python deploy/local.py --ask "$(ASK)"
 
-test: $(VENV)/.dev check ## everything a change must pass
+local: $(VENV)/.run ## installs the local model, or shows why it cannot be had
+	@REQUIRE_TOOLCHAINS=1 $(PYTHON) requirements/install.py $(VENV) requirements/local.txt
+	@touch $(VENV)/.local
+
+test: $(VENV)/.dev $(VENV)/.local check ## everything a change must pass
 	@$(BIN)/python -m pytest
+
+test-chaos: $(VENV)/.dev ## the whole kill sweep and the chaos runs, some 20 minutes; CHAOS="--long --seed 7" for more
+	@$(BIN)/python -m pytest tests/chaos --whole $(CHAOS)
 
 check: $(VENV)/.dev contract ## the quick half: protos, generated code, style, types, structure
 	@$(BIN)/buf lint

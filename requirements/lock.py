@@ -9,16 +9,19 @@ EXTRAS = ("server", "web", "im", "mcp", "nats")
 
 
 def lock(name: str, *arguments: str) -> None:
+    """Write ``requirements/<name>`` for the extras."""
+    extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+    compile_to(name, *extras, *arguments, "pyproject.toml", "requirements/build.in")
+
+
+def compile_to(name: str, *arguments: str) -> None:
     """Write ``requirements/<name>`` with uv, which serves plain pip as well."""
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--generate-hashes", "--quiet"]
     plain = ["--no-header", "--no-emit-index-url", "--no-annotate", "--python-version", "3.11"]
-    extras = [part for extra in EXTRAS for part in ("--extra", extra)]
-    sources = ["pyproject.toml", "requirements/build.in"]
-    subprocess.run(
-        [*uv, *plain, *extras, *arguments, "-o", f"requirements/{name}", *sources], cwd=HERE.parent, check=True
-    )
+    subprocess.run([*uv, *plain, "-o", f"requirements/{name}", *arguments], cwd=HERE.parent, check=True)
 
 
 if __name__ == "__main__":
     lock("run.txt")
     lock("dev.txt", "--group", "dev", "-c", "requirements/run.txt")
+    compile_to("local.txt", "--no-deps", "--only-binary", ":all:", "requirements/local.in")

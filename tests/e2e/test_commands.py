@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from dualclaw_clients.engine_client import EngineClient
+from dualclaw_server.models.local.weights import is_installed
 
 from .conftest import ROOT, Launcher, run_command
 
@@ -26,6 +27,41 @@ async def test_the_demo_shows_a_tool_and_an_answer(tmp_path: Path) -> None:
     assert code == 0, err
     assert "17 * 23 = 391" in out
     assert re.search(r"calculate.*391", out + err)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.timeout(400)
+async def test_the_demo_works_with_the_local_model(tmp_path: Path) -> None:
+    """With nothing set a model on this machine calls the tool and answers; it is said to be small and often wrong."""
+    if not is_installed():
+        message = "the local model is not installed (make local), so that the demo works with it was NOT checked"
+        pytest.fail(message) if os.environ.get("REQUIRE_TOOLCHAINS") else pytest.skip(message)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DUALCLAW_")}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "deploy/local.py"),
+        "--ask",
+        "What is 17 * 23?",
+        cwd=tmp_path,
+        env=clean | {"DUALCLAW_MODEL_TIMEOUT_FIRST_TOKEN": "300"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        raw, errors = await asyncio.wait_for(child.communicate(), 360)
+    finally:
+        if child.returncode is None:
+            child.terminate()
+            await asyncio.wait_for(child.communicate(), 30)
+    out, err = raw.decode(), errors.decode()
+    assert child.returncode == 0, err
+    note, _, answer = out.partition("> What is 17 * 23?")
+    assert "often wrong" in note
+    assert "DUALCLAW_MODEL=" in note
+    assert "loading the local model" in err
+    assert "skill calculate" in err
+    assert answer.strip()
+    assert len([line for line in err.splitlines() if "llama" in line or "fork" in line]) == 0
     assert os.listdir(tmp_path) == []
 
 
@@ -65,7 +101,7 @@ async def local(folder: Path, **environment: str) -> AsyncIterator[Local]:
         sys.executable,
         str(ROOT / "deploy/local.py"),
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", **free, **environment},
+        env={"PATH": "/usr/bin:/bin", "DUALCLAW_MODEL": "scripted", **free, **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
