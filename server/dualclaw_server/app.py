@@ -356,7 +356,8 @@ async def engine_server(
         try:
             await parts.store.open()
         except (StoreError, OSError) as error:
-            raise StartError(f"cannot open the store {settings.shown_store}: {error or type(error).__name__}") from error
+            said = error or type(error).__name__
+            raise StartError(f"cannot open the store {settings.shown_store}: {said}") from error
         stack.push_async_callback(parts.store.close)
         server = EngineServer(
             settings,
