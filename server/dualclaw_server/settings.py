@@ -47,7 +47,9 @@ _ADDRESS: Final = re.compile(r"https?://[^\s,]+", re.IGNORECASE)
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
 
-_SHARE = "needs a store that processes share, and memory: is gone with this one; use role all, sqlite:PATH or nats://HOST"
+_SHARE = (
+    "needs a store that processes share, and memory: is gone with this one; use role all, sqlite:PATH or nats://HOST"
+)
 
 
 class SettingsError(Exception):

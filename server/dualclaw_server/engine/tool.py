@@ -378,7 +378,7 @@ def _from_function(
 
 
 def _anything(found: type) -> dict[str, object]:
-    """Return the schema of ``object``, which any JSON value; msgspec knows only Any by itself, and takes {} for none."""
+    """Return the schema of ``object``: any JSON value. Msgspec knows only Any by itself, and takes {} for none."""
     if found is object:
         return {"description": "Any JSON value."}
     raise NotImplementedError
