@@ -198,7 +198,7 @@ def _parser(*, doctor: bool) -> argparse.ArgumentParser:
     parser.add_argument("--listen", metavar="HOST:PORT", help="DUALCLAW_LISTEN (127.0.0.1:50051)")
     parser.add_argument("--role", metavar="ROLE", help="DUALCLAW_ROLE (all): all, api or worker")
     parser.add_argument("--store", metavar="URL", help="DUALCLAW_STORE (sqlite:dualclaw.db)")
-    parser.add_argument("--model", metavar="SPEC", help="DUALCLAW_MODEL (scripted)")
+    parser.add_argument("--model", metavar="SPEC", help="DUALCLAW_MODEL (auto)")
     if doctor:
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
         parser.add_argument("--no-model", action="store_true", help="do not ask the model")

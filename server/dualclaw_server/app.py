@@ -388,7 +388,7 @@ async def serve(settings: Settings, parts: Parts, redactor: Redactor, announce: 
     with _signals(stopped.set):
         async with engine_server(settings, parts, redactor=redactor) as server:
             announce(server.address)
-            where = (settings.role, server.address, settings.shown_store, settings.model)
+            where = (settings.role, server.address, settings.shown_store, parts.model.name)
             _log.info("serving as %s on %s with store %s and model %s", *where)
             waiting = asyncio.create_task(stopped.wait(), name="stop signal")
             working = asyncio.create_task(server.worker_ended(), name="worker watch")

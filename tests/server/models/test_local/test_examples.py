@@ -69,7 +69,7 @@ def test_a_tool_nobody_has_heard_of_gets_an_example_that_fits_its_schema() -> No
     properties = {
         "article": {"type": "string"},
         "color": {"type": "string", "description": 'A color, such as "red".'},
-        "size": {"enum": ["S", "L"]},
+        "size": {"type": "string", "enum": ["S", "L"]},
         "count": {"type": "integer"},
     }
     bound = tool("stock", "Tell how many there are. Slow.", **properties)
