@@ -23,5 +23,5 @@ def compile_to(name: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     lock("run.txt")
-    lock("dev.txt", "--group", "dev", "-c", "requirements/run.txt")
+    lock("dev.txt", "--extra", "a2a", "--group", "dev", "-c", "requirements/run.txt")
     compile_to("local.txt", "--no-deps", "--only-binary", ":all:", "requirements/local.in")
