@@ -268,7 +268,7 @@ async def test_a_chat_answers_a_question_with_its_next_message(clerk: Clerk) -> 
     """The console shows the question and how to answer; the reply is its answer, and the chat goes on."""
     code, out, err = await clerk.console("ask", "the market", "hello")
     assert code == 0, err
-    assert out == "1. Which shop?\n请直接回复您的答案\nResult: the market\nYou said hello\n"
+    assert out == "1. Which shop?\n请直接回复您的答案或“1 跳过”\nResult: the market\nYou said hello\n"
     runs = (await clerk.http.get("/v1/runs")).json()["runs"]
     assert len(runs) == 2
 
