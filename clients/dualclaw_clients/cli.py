@@ -5,10 +5,13 @@ Nothing a user can do wrong shows a traceback: it is a line on stderr and an exi
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
+
+from google.protobuf.json_format import SerializeToJsonError
 
 from dualclaw import ContentPart, Message, ResumeRequest, Role, RunOptions, RunRequest, RunState
 from dualclaw.errors import EngineError
@@ -17,6 +20,7 @@ from dualclaw_clients.cli_answers import AnswerUsage, Person, decision_template,
 from dualclaw_clients.cli_parser import BUSY, RETRIES, STATES, check_usage, clean, make_parser
 from dualclaw_clients.cli_render import Terminal, safe, safe_line, short_name
 from dualclaw_clients.cli_talk import CTRL_C, FAILED, OK, Talk
+from dualclaw_clients.contract_check import command as contract_check
 from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, NotServed
 from dualclaw_clients.settings import ClientSettings, SettingsError, editor, load_settings, unknown_names
 
@@ -25,6 +29,7 @@ USAGE, REFUSED, UNREACHABLE, READER_LEFT = 2, 3, 4, 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; ``argv`` is without the program's name (None: sys.argv)."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow locale must not break an answer
@@ -35,10 +40,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return CTRL_C
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; that must not fail too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return READER_LEFT
+    except OSError as error:
+        _discard_output()
+        return _tell_of(error)
     return code
+
+
+def _open_missing_streams() -> None:
+    """Open what was closed at start, which Python has None for: nothing comes in, and what goes out is lost."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # for the life of the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # as above
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as above
+
+
+def _discard_output() -> None:
+    """Throw away what is still buffered: Python flushes stdout once more at exit, and that must not fail too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell_of(error: OSError) -> int:
+    with contextlib.suppress(OSError):  # stderr may be on the same full disk
+        sys.stderr.write(f"dualclaw: the input cannot be read or the output not written: {error.strerror or error}\n")
+        sys.stderr.flush()
+    return USAGE
 
 
 def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
@@ -52,6 +81,8 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         return end.code if isinstance(end.code, int) else USAGE
     if args.command == "doctor":
         return _doctor(args, terminal)
+    if args.command == "contract":
+        return contract_check.run(args, sys.stdout, sys.stderr)
     if args.command == "run" and args.verb == "purge" and not args.yes and not cli_operate.is_meant(args.run, terminal):
         return FAILED
     for warning in unknown_names():
@@ -69,6 +100,9 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
     except EngineUnreachable as error:
         terminal.line(f"dualclaw: {safe(error.message)}", "red")
         return UNREACHABLE
+    except SerializeToJsonError as error:  # such as a time beyond all calendars
+        terminal.line(f"dualclaw: what the engine answered has no JSON form: {safe_line(str(error))}", "red")
+        return REFUSED
     except cli_graph.OutputProblem as error:
         terminal.line(f"dualclaw: {safe_line(str(error))}", "red")
         return USAGE

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dualclaw import ListAgentsRequest, ListConversationsRequest, ListRunsRequest
 from dualclaw.errors import EngineError
-from dualclaw_clients.cli_render import Terminal, safe, safe_json
+from dualclaw_clients.cli_render import Terminal, safe_json, safe_line
 from dualclaw_clients.command_line import installed_version
 from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, NotServed
 from dualclaw_clients.settings import ClientSettings
@@ -60,9 +60,9 @@ class Report:
             shown = {"level": finding.level, "what": finding.what, "text": finding.text, "hint": finding.hint}
             self._terminal.print(safe_json(shown))
             return
-        self._terminal.print(f"{finding.level.upper():5} {finding.what:14} {safe(finding.text)}")
+        self._terminal.print(f"{finding.level.upper():5} {finding.what:14} {safe_line(finding.text)}")
         if finding.hint:
-            self._terminal.print(f"{'':20} -> {safe(finding.hint)}")
+            self._terminal.print(f"{'':20} -> {safe_line(finding.hint)}")
 
 
 def of_installation(warnings: Sequence[str]) -> list[Finding]:

@@ -1,12 +1,10 @@
 """The commands that only read: runs, conversations, agents."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC
 from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message as ProtoMessage
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from dualclaw import (
     Agent,
@@ -22,7 +20,16 @@ from dualclaw import (
     RunState,
     StopReason,
 )
-from dualclaw_clients.cli_render import MAX_ARGS, MAX_RESULT, Terminal, safe, safe_json, safe_line, short_name
+from dualclaw_clients.cli_render import (
+    MAX_ARGS,
+    MAX_RESULT,
+    Terminal,
+    safe,
+    safe_json,
+    safe_line,
+    short_name,
+    time_text,
+)
 from dualclaw_clients.engine_client import EngineClient
 
 _T = TypeVar("_T", bound=ProtoMessage)
@@ -55,7 +62,7 @@ async def show_runs(
             short_name(RunState.Name, run.state, "RUN_STATE_"),
             run.agent,
             run.conversation_id,
-            _time(run.update_time),
+            time_text(run.update_time),
             _ending(run),
         ]
         for run in runs
@@ -74,7 +81,7 @@ async def show_conversations(client: EngineClient, terminal: Terminal, *, limit:
     if as_json:
         _print_json(found, terminal)
         return
-    rows = [[item.id, _time(item.update_time), item.active_run_id, item.title] for item in found]
+    rows = [[item.id, time_text(item.update_time), item.active_run_id, item.title] for item in found]
     terminal.table("", ["conversation", "changed", "active run", "title"], rows)
 
 
@@ -85,7 +92,7 @@ async def show_conversation(client: EngineClient, terminal: Terminal, conversati
         _print_json([conversation], terminal)
     else:
         active = f" · active run {safe_line(conversation.active_run_id)}" if conversation.active_run_id else ""
-        terminal.line(f"{safe_line(conversation.title)} · {_time(conversation.create_time)}{active}", "bold")
+        terminal.line(f"{safe_line(conversation.title)} · {time_text(conversation.create_time)}{active}", "bold")
     token = ""
     while True:
         request = ListMessagesRequest(conversation_id=conversation_id, page_size=PAGE, page_token=token)
@@ -195,7 +202,3 @@ def _ending(run: Run) -> str:
     if run.HasField("error"):
         return run.error.message
     return short_name(StopReason.Name, run.stop_reason, "STOP_REASON_")
-
-
-def _time(moment: Timestamp) -> str:
-    return moment.ToDatetime(tzinfo=UTC).isoformat(timespec="seconds") if moment.seconds else ""

@@ -1,14 +1,12 @@
 """The commands of operators: one run from inside, taken from a process, asked again, purged."""
 
 import sys
-from datetime import UTC, datetime
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message as ProtoMessage
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from dualclaw import FrameInfo, InspectRunResponse, Phase, RunState
-from dualclaw_clients.cli_render import Terminal, question_lines, safe, safe_json, safe_line, short_name
+from dualclaw_clients.cli_render import Terminal, question_lines, safe, safe_json, safe_line, short_name, time_text
 from dualclaw_clients.engine_client import EngineClient
 
 _PHASES = {"": "not started", "start": "begun", "ok": "ended well", "fail": "ended badly"}
@@ -27,13 +25,13 @@ async def show_run(client: EngineClient, terminal: Terminal, run_id: str, *, as_
         ("agent", run.agent),
         ("conversation", run.conversation_id),
         ("asked by", run.claw),
-        ("created", _time(run.create_time)),
-        ("changed", _time(run.update_time)),
+        ("created", time_text(run.create_time)),
+        ("changed", time_text(run.update_time)),
         ("at work", _work(shown)),
         ("log", _log(shown)),
         ("claims", _claims(shown)),
         ("error", run.error.message),
-        ("woken at", ", ".join(map(_time, shown.timer_times))),
+        ("woken at", ", ".join(map(time_text, shown.timer_times))),
         ("unread", ", ".join(shown.unread_signals)),
     ):
         if text:
@@ -100,9 +98,9 @@ def is_meant(run_id: str, terminal: Terminal) -> bool:
 def _work(shown: InspectRunResponse) -> str:
     """Say who has to do something about the run, and until when."""
     if shown.worker:
-        return f"{shown.worker}, its lease ends {_time(shown.ready_time)}"
+        return f"{shown.worker}, its lease ends {time_text(shown.ready_time)}"
     if shown.HasField("ready_time"):
-        return f"nobody; it can be claimed from {_time(shown.ready_time)} on"
+        return f"nobody; it can be claimed from {time_text(shown.ready_time)} on"
     if shown.run.interrupts:
         return "nobody; it waits for people"
     return "nobody; nothing is to be done"
@@ -140,16 +138,6 @@ def _row(frame: FrameInfo) -> list[str]:
         "durable" if frame.durable else "text",
         str(frame.size),
     ]
-
-
-def _time(moment: Timestamp) -> str:
-    """Return a moment as text; in a store whose clock went wrong it may be out of range."""
-    if not moment.seconds:
-        return ""
-    try:
-        return datetime.fromtimestamp(moment.seconds, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{moment.seconds} s after 1970"
 
 
 def _print_json(message: ProtoMessage, terminal: Terminal) -> None:

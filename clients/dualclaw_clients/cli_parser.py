@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from dualclaw import BusyPolicy, Decision, DecisionAction, HistoryEdit, RememberScope, RetryMode, RunState
 from dualclaw_clients.cli_render import short_name
 from dualclaw_clients.command_line import checked, installed_version
+from dualclaw_clients.contract_check import command as contract_check
 from dualclaw_clients.settings import check_target
 
 _Number = TypeVar("_Number", bound=int)
@@ -29,7 +30,7 @@ _ENDING = """\
 exit codes:
   0    it worked
   1    the run failed, or somebody cancelled it; doctor found a fault; purge was not confirmed
-  2    wrong usage or settings
+  2    wrong usage or settings; the input cannot be read or the output not written
   3    the engine refused
   4    no engine can be reached
   5    the run waits for people to answer (see: dualclaw resume)
@@ -135,6 +136,8 @@ def make_parser() -> argparse.ArgumentParser:
     switch.add_argument("agent", type=clean, metavar="AGENT")
     switch.add_argument("name", type=clean, metavar="INTERCEPTOR")
     switch.add_argument("state", choices=("on", "off"), metavar="on|off")
+
+    contract_check.add_parser(commands)
     return parser
 
 
@@ -262,7 +265,7 @@ def _decision(text: str) -> Decision:
         if isinstance(found, dict) and found.get("action") in ACTIONS:
             found["action"] = ACTIONS[found["action"]]
         decision = json_format.ParseDict(found, Decision())
-    except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError, json_format.ParseError) as error:
         raise argparse.ArgumentTypeError(f"is no Decision as JSON: {error}") from None
     if not decision.interrupt_id or not decision.action:
         raise argparse.ArgumentTypeError(f"needs interrupt_id and action, one of {', '.join(ACTIONS)}")
@@ -272,7 +275,7 @@ def _decision(text: str) -> Decision:
 def _history_edit(text: str) -> HistoryEdit:
     try:
         return json_format.Parse(clean(text), HistoryEdit())
-    except json_format.ParseError as error:
+    except (ArithmeticError, RecursionError, json_format.ParseError) as error:
         raise argparse.ArgumentTypeError(f"is no HistoryEdit as JSON: {error}") from None
 
 

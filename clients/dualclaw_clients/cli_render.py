@@ -14,9 +14,10 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TextIO, TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -35,6 +36,7 @@ from dualclaw import (
 )
 from dualclaw.events import to_wire
 from dualclaw.fold import RunView
+from dualclaw_clients.adapters.questions import visible
 
 _Number = TypeVar("_Number", bound=int)
 MAX_ARGS = 300
@@ -58,6 +60,21 @@ def safe_line(text: str, limit: int = 0) -> str:
     """Return text safe and on one line; cut to ``limit`` characters if one is given."""
     line = safe(" ".join(text.split()))
     return line if not limit or len(line) <= limit else line[: limit - 1] + "…"
+
+
+def safe_args(args_json: str) -> str:
+    """Return the arguments of a call that somebody has to judge: on one line, every space and hidden sign as it is."""
+    return safe(visible(args_json or "{}")).replace("\n", "\u240a").replace("\t", "\u2409")
+
+
+def time_text(moment: Timestamp) -> str:
+    """Return a moment as text, "" for none; where a clock went wrong it may be out of the range of dates."""
+    if not moment.seconds:
+        return ""
+    try:
+        return datetime.fromtimestamp(moment.seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{moment.seconds} s after 1970"
 
 
 def safe_json(value: object) -> str:
@@ -89,8 +106,9 @@ def _finding(diagnosis: Diagnosis) -> str:
 def question_lines(item: InterruptItem, run_id: str) -> list[str]:
     """Return what a run asks, the answers it takes, and the command that gives one."""
     what = "approval" if item.kind == InterruptKind.INTERRUPT_KIND_APPROVAL else "question"
-    subject = f" of {safe_line(item.tool_name)} {safe_line(item.args_json or '{}')}" if item.tool_name else ""
-    lines = [f"? {what}{subject}: {safe(item.prompt)}", f"  id:      {safe_line(item.id)}"]
+    subject = f" of {safe_line(item.tool_name)} {safe_args(item.args_json)}" if item.tool_name else ""
+    prompt = safe(item.prompt).replace("\n", "\n  | ")
+    lines = [f"? {what}{subject}: {prompt}", f"  id:      {safe_line(item.id)}"]
     names = [short_name(DecisionAction.Name, action, "DECISION_ACTION_") for action in item.allowed_actions]
     answers = [f"{name}{_NEEDS.get(name, '')}" for name in names if name]
     if answers:
@@ -98,7 +116,7 @@ def question_lines(item: InterruptItem, run_id: str) -> list[str]:
     if item.response_schema_json:
         lines.append(f"  schema:  {safe_line(item.response_schema_json)}")
     if item.HasField("expire_time"):
-        lines.append(f"  expires: {item.expire_time.ToDatetime(UTC).isoformat(timespec='seconds')}")
+        lines.append(f"  expires: {time_text(item.expire_time)}")
     first = answers[0] if answers else "ACTION"
     command = f"dualclaw resume {shlex.quote(safe_line(run_id))} {first} --id {shlex.quote(safe_line(item.id))}"
     return [*lines, f"  answer:  {command}"]

@@ -263,9 +263,9 @@ def webhook(launch: Launcher, engine: Process, side: OtherSide, folder: Path, **
     )
 
 
-async def post(claw: Process, message_id: str, text: str, user: str = "u1") -> str:
+async def post(claw: Process, message_id: str, text: str, user: str = "u1", chat: str = "c1") -> str:
     """Hand in a message; returns what the claw says to it."""
-    body = json.dumps({"message_id": message_id, "chat_id": "c1", "user_id": user, "text": text}).encode()
+    body = json.dumps({"message_id": message_id, "chat_id": chat, "user_id": user, "text": text}).encode()
     async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
         answer = await http.post(claw.address, content=body, headers=signed(body))
     assert answer.status_code == 200, answer.text
@@ -316,6 +316,34 @@ async def test_a_killed_claw_loses_and_doubles_nothing(
         webhook(launch, engine, other_side, tmp_path)
         assert (await other_side.wait_for(7))[6]["text"] == "Result: noted milk"
     assert len(other_side.replies) == 7
+
+
+async def test_two_claws_on_one_file_answer_each_message_once_also_when_one_is_killed(
+    launch: Launcher, engine: Process, other_side: OtherSide, tmp_path: Path
+) -> None:
+    """Every message is delivered to both at once, in many chats; one dies with work in hand, the other has it all."""
+    claws = [webhook(launch, engine, other_side, tmp_path) for _ in range(2)]
+    said: dict[str, list[str]] = {}
+
+    async def deliver(number: int) -> None:
+        tries = [post(claw, "m1", f"text {number}", chat=f"c{number}") for claw in claws]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        said[f"c{number}"] = [result for result in results if isinstance(result, str)]
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(24):
+            group.create_task(deliver(number))
+        await other_side.wait_for(4)
+        claws[1].kill()
+    assert all(words.count("accepted") <= 1 for words in said.values())
+    # What neither took, because its sender got no word, is delivered again, as senders do.
+    for number in range(24):
+        await post(claws[0], "m1", f"text {number}", chat=f"c{number}")
+    webhook(launch, engine, other_side, tmp_path)  # takes up what the dead one had
+    replies = await other_side.wait_for(24)
+    assert sorted((reply["chat_id"], reply["text"]) for reply in replies) == sorted(
+        (f"c{number}", f"You said text {number}") for number in range(24)
+    )
 
 
 async def test_the_example_of_the_other_side_chats(

@@ -32,7 +32,12 @@ _RESPOND = DecisionAction.DECISION_ACTION_RESPOND
 MAX_ARGS: Final = 4_000
 """Characters of a call's arguments that are shown; a person must see what they approve, a chat has limits."""
 _UNSEEN = re.compile(
-    "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0e\ufeff\x7f-\x9f\U000e0000-\U000e0fff]"
+    # Controls but newline and tab; marks and overrides of direction; what takes no space, fillers among them; variation
+    # selectors but that of emoji; tags; joiners outside of emoji and of the scripts that need them.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u2800\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\ufe00-\ufe0e\U000e0000-\U000e0fff]"
+    "|(?<![\u0590-\u0dff])\u200c|(?<![\u0590-\u0dff\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d"
 )
 
 
@@ -173,7 +178,13 @@ def actions_of(item: InterruptItem) -> list[DecisionAction.ValueType]:
 
 def visible(text: str) -> str:
     """Return a text whose characters that hide or turn around other text are shown as escapes."""
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSEEN.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    """Return the escape JSON has for a character: one of beyond U+FFFF is two units of UTF-16."""
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _question_lines(number: int, item: InterruptItem, wording: Wording) -> list[str]:

@@ -7,10 +7,14 @@ Rules, and why
   punctuation may be full-width, words Chinese or English.
 - A number means the one question it was shown with, for ever. Numbers of a chat only rise, so an old number can
   never meet a new question; the engine compares the hash of the arguments besides.
-- A verdict without a number is taken only if exactly one question is open and it was shown before the message was
-  written. Who says "ok" twice approves once, also when the run asks something new in between.
-- An approval with a condition is none: "1 ok, but only half" is asked about instead of being carried out. Refusing
-  is the safe side, so any reason may stand behind it.
+- A verdict counts only if its question was shown before the message was written, with a number too: numbers rise by
+  one, so the next one is easily guessed. Without a number exactly one question must be open. Who says "ok" twice
+  approves once, also when the run asks something new in between.
+- "all" is also how people answer a question ("tea or coffee?" "all fine"), so it decides nothing while a question is
+  open that the message does not answer.
+- An approval with words behind it is none: "1 ok, once Bob agrees" is asked about instead of being carried out. No
+  list of conditions is ever complete, so the list is of what is none: thanks, and a note that is called one
+  ("1 ok, note: ticket 5"). Refusing is the safe side, so any reason may stand behind it.
 - What was not shown whole cannot be approved, and arguments cannot be edited here.
 - All or nothing: if one part of a message is unclear, no part is carried out.
 - What does not look like an answer is none, and goes to the agent as the message it is; so does what is longer than
@@ -52,16 +56,28 @@ VERDICTS: Final[Mapping[Action, tuple[str, ...]]] = MappingProxyType(
 )  # fmt: skip
 _WORDS = sorted(((word, action) for action, words in VERDICTS.items() for word in words), key=lambda w: -len(w[0]))
 _PARTICLES = re.compile(r"[了吧的啊呀啦~]*")
+_THANKS = (
+    "thank you", "thanks", "thx", "please", "pls", "go ahead", "do it", "sure", "fine", "good", "great",
+    "谢谢", "多谢", "感谢", "谢", "您", "你", "辛苦", "麻烦", "请", "执行", "继续", "办理", "吧", "了", "啦", "哦",
+    "👍", "🙏", "✅",
+)  # fmt: skip
+"""Words behind an approval that say no more than the approval."""
 _CONDITION = re.compile(
     r"\b(?:but|if|unless|except|only|not|don.?t|never|wait|after|instead|change|without|no)\b"
     r"|但|不|如果|若|除非|除了|只|仅|别|先|改|等|再|\?"
 )
+_NOTE = re.compile(r"(?:note|备注|附注)\s*:")
 _LIST = r"#?\d{1,9}(?:(?:[\s,&和与]|\band\b)+#?\d{1,9}){0,49}"
 _HEAD = re.compile(rf"\s*(?:(?P<numbers>{_LIST})|(?P<all>all(?![a-z])|全部都?|所有都?|都))\s*[.):,]?\s*")
 _ONE = re.compile(r"\s*#?(?P<number>\d{1,9})(?:\s*[.):,](?!\d)\s*|\s+)")
 _NEXT = re.compile(r"(?<=[\s,;.])(?=#?\d|all|全部|所有|都)")
 _LINE = re.compile(r"[^\n]+")
 _SEPARATORS = " \t\r,;:.!-—，；：。、！"
+_COURTESY = re.compile(
+    "(?>"
+    + "|".join(sorted(map(re.escape, (*_THANKS, *VERDICTS[APPROVE])), key=len, reverse=True))
+    + rf"|[{re.escape(_SEPARATORS)}~\n\ufe0f\U0001f3fb-\U0001f3ff])*+"
+)
 _NARROW = {ord(c): ord(c) - 0xFEE0 for c in map(chr, range(0xFF01, 0xFF5F))} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("’"): "'",
 } | {ord("①") + n: str(n + 1) for n in range(9)}  # fmt: skip
@@ -104,7 +120,7 @@ class Problem(Enum):
     NO_TEXT = "no_text"
     """An answer without the words it consists of."""
     CONDITION = "condition"
-    """An approval that says more than yes."""
+    """An approval with words that are neither thanks nor a note."""
     EDIT = "edit"
     """Arguments cannot be edited here."""
     NOT_OFFERED = "not_offered"
@@ -114,7 +130,9 @@ class Problem(Enum):
     TWICE = "twice"
     """One number has two answers."""
     WHICH = "which"
-    """A verdict without a number that could mean several questions, or one that was not read yet."""
+    """A verdict that could mean several questions."""
+    UNREAD = "unread"
+    """A verdict on a question that was not shown when it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +164,19 @@ def parse_reply(text: str, asked: Sequence[Asked]) -> tuple[Answer, ...] | Uncle
     """Return the answers a message gives, what is unclear about them, or None if it is no answer."""
     if len(text) > MAX_REPLY:
         return None
-    narrow = "".join(c.lower() if len(c.lower()) == 1 else c for c in text).translate(_NARROW)  # same offsets as text
+    narrow = _narrow(text)
     known = {one.number: one for one in asked}
     try:
         entries = list(_entries(narrow, known))
         if not entries:
             return _bare(narrow, asked)
-        answers = [answer for entry in entries for answer in _answers(entry, narrow, text, known)]
+        answers = [answer for entry in entries for answer in _answers(entry, text, known)]
     except _Unclear as found:
         return found.unclear
     numbers = [answer.asked.number for answer in answers]
+    asking = [one.number for one in asked if one.is_open and one.item.kind == InterruptKind.INTERRUPT_KIND_QUESTION]
+    if any(not entry.numbers for entry in entries) and not set(asking) <= set(numbers):
+        return Unclear(Problem.WHICH, tuple(one.number for one in asked if one.is_open))
     if repeated := tuple(sorted({number for number in numbers if numbers.count(number) > 1})):
         return Unclear(Problem.TWICE, repeated)
     return tuple(answers)
@@ -316,7 +337,7 @@ def _bare(text: str, asked: Sequence[Asked]) -> tuple[Answer, ...] | Unclear | N
         return None  # nothing is open, or only questions, which any words may answer
     if not open_ones:
         return None
-    if len(open_ones) > 1 or not open_ones[0].is_read:
+    if len(open_ones) > 1:
         return Unclear(Problem.WHICH, tuple(one.number for one in open_ones))
     try:
         return (_checked(open_ones[0], verdict[0], "", ""),)
@@ -324,7 +345,7 @@ def _bare(text: str, asked: Sequence[Asked]) -> tuple[Answer, ...] | Unclear | N
         return found.unclear
 
 
-def _answers(entry: _Entry, narrow: str, text: str, known: Mapping[int, Asked]) -> Iterator[Answer]:
+def _answers(entry: _Entry, text: str, known: Mapping[int, Asked]) -> Iterator[Answer]:
     said = text[entry.start : entry.end]
     if entry.action is None:
         (number,) = entry.numbers
@@ -335,7 +356,7 @@ def _answers(entry: _Entry, narrow: str, text: str, known: Mapping[int, Asked]) 
         return
     comment = said.strip().strip(_SEPARATORS).strip()
     if entry.action == APPROVE and comment:
-        _refuse_conditions(entry, narrow[entry.start : entry.end], known)
+        comment = _note(entry, comment, known)
     if not entry.numbers:
         yield from _answers_to_all(entry.action, comment, known)
         return
@@ -362,19 +383,31 @@ def _answers_to_all(action: Action, comment: str, known: Mapping[int, Asked]) ->
     fitting = [one for one in open_ones if action in actions_of(one.item)]
     if not fitting:
         raise _Unclear(Problem.NOT_OFFERED if open_ones else Problem.CLOSED)
-    if unread := [one.number for one in fitting if not one.is_read]:
-        raise _Unclear(Problem.WHICH, *unread)
     for one in fitting:
         yield _checked(one, action, "", comment)
 
 
-def _refuse_conditions(entry: _Entry, comment: str, known: Mapping[int, Asked]) -> None:
-    numbers = entry.numbers or tuple(number for number, one in known.items() if one.is_open)
-    if _CONDITION.search(comment) or comment.strip(_SEPARATORS).isdigit():
-        raise _Unclear(Problem.CONDITION, *numbers)
+def _note(entry: _Entry, comment: str, known: Mapping[int, Asked]) -> str:
+    """Return the note behind an approval, empty if there are only thanks; whatever else stands there is a condition."""
+    narrow = _narrow(comment)
+    if _COURTESY.fullmatch(narrow):
+        return ""
+    note = _NOTE.match(narrow)
+    if note is None or _CONDITION.search(narrow, note.end()):
+        raise _Unclear(
+            Problem.CONDITION, *(entry.numbers or tuple(number for number, one in known.items() if one.is_open))
+        )
+    return comment[note.end() :].strip()
+
+
+def _narrow(text: str) -> str:
+    """Return a text in lower case with narrow digits and punctuation, and the same offsets."""
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text).translate(_NARROW)
 
 
 def _checked(asked: Asked, action: Action, words: str, comment: str) -> Answer:
+    if not asked.is_read:
+        raise _Unclear(Problem.UNREAD, asked.number)
     if action == EDIT:
         raise _Unclear(Problem.EDIT, asked.number)
     if action not in actions_of(asked.item):

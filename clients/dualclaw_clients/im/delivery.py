@@ -66,6 +66,7 @@ class Delivery:
             StateError: a part was sent but not noted; none after it was sent.
         """
         key = claim.key
+        shown_at = await self._state.newest_arrival() if answer.numbers else 0
         for part, piece in enumerate(answer.pieces[claim.sent :], claim.sent + 1):
             is_doubtful = claim.started == part
             sending, sent = Sending(sending_key_of(key, part), repeated=is_doubtful), piece
@@ -84,14 +85,17 @@ class Delivery:
                     await self._state.save_sent(key, part - 1)
                 raise
             await self._state.save_sent(key, part)
-        await self._state.show(key.chat, answer.numbers)
+        if answer.numbers:
+            await self._state.show(key.chat, answer.numbers, shown_at)
 
     async def notify(self, connector: Connector, chat: ChatKey, notice: str, numbers: Sequence[int] = ()) -> None:
         """Send a notice; if that fails too there is nobody left to tell but the log."""
         try:
+            shown_at = await self._state.newest_arrival() if numbers else 0
             for piece in pieces_of(notice, connector.limit):
                 await self._send_piece(connector, chat, piece, Sending("im-notice-" + uuid.uuid4().hex))
-            await self._state.show(chat, numbers)
+            if numbers:
+                await self._state.show(chat, numbers, shown_at)
         except SendError as error:
             log.warning("%s did not take a notice for chat %s: %s", connector.name, chat.chat_id, error)
 

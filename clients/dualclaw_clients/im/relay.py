@@ -245,7 +245,10 @@ class Relay:
                 await self._delivery.notify(connector, chat, self._texts.too_many_waiting)
 
         def told(_: asyncio.Task[None]) -> None:
+            self._open -= 1
             outcome.set_result(False)
+
+        self._open += 1  # or a flood that is refused faster than its notices go out would have no bound
 
         self._start(tell()).add_done_callback(told)
         return outcome

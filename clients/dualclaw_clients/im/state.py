@@ -153,9 +153,13 @@ class RelayState:
         """Store how many parts of the answer the platform has taken, or will never be given."""
         await self._do(self._set, key, "sent = ?, started = ?", (sent, sent))
 
-    async def show(self, chat: ChatKey, numbers: Sequence[int]) -> None:
-        """Store that questions have been sent to their chat."""
-        await self._do(self._items.show, chat, numbers)
+    async def newest_arrival(self) -> int:
+        """Return the arrival of the newest message of all chats; what is shown from now on is read by later ones."""
+        return await self._do(self._items.newest_arrival)
+
+    async def show(self, chat: ChatKey, numbers: Sequence[int], shown_at: int) -> None:
+        """Store that questions have been sent to their chat, and the newest arrival when that began."""
+        await self._do(self._items.show, chat, numbers, shown_at)
 
     async def number(
         self, chat: ChatKey, run_id: str, items: Sequence[InterruptItem], *, listed: bool = False

@@ -4,6 +4,7 @@
   keeps its number however often it is shown; another one gets the next. No number is given twice, so an old reply
   cannot meet a new question.
 - ``shown_at`` compares with the arrival of messages: a reply that came before its question was sent did not mean it.
+  It is the newest arrival when the sending began, since an answer may come before the platform's acknowledgement.
 - What an answered question was about is wiped, the number stays.
 """
 
@@ -63,14 +64,17 @@ class AskedItems:
         ).fetchall()
         self.close(chat, [number for number, *about in rows if tuple(about) not in still])
 
-    def show(self, chat: ChatKey, numbers: Sequence[int]) -> None:
-        """Note that questions have been sent to the chat."""
-        if numbers:
-            self._database.executemany(
-                "UPDATE items SET shown_at = (SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages')"  # noqa: S608
-                f" WHERE {_CHAT} AND number = ? AND shown_at IS NULL",
-                [(*_place(chat), number) for number in numbers],
-            )
+    def newest_arrival(self) -> int:
+        """Return the arrival of the newest message of all chats."""
+        newest = self._database.execute("SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages'")
+        return int(newest.fetchone()[0])
+
+    def show(self, chat: ChatKey, numbers: Sequence[int], shown_at: int) -> None:
+        """Note that questions have been sent to the chat, and the newest arrival when that began."""
+        self._database.executemany(
+            f"UPDATE items SET shown_at = ? WHERE {_CHAT} AND number = ? AND shown_at IS NULL",  # noqa: S608
+            [(shown_at, *_place(chat), number) for number in numbers],
+        )
 
     def prune(self, before: float) -> None:
         """Forget questions that nothing has happened to since then, but never the newest number of a chat."""

@@ -132,13 +132,14 @@ ZH: Final = Texts(
             Problem.CLOSED: "ℹ️ 编号 {numbers} 已经处理过，没有做任何决定。",
             Problem.NO_VERDICT: "⚠️ 请在编号 {numbers} 后写明“同意”或“拒绝”，没有做任何决定。",
             Problem.NO_TEXT: "⚠️ 请在编号 {numbers} 后写上您的答案，没有做任何决定。",
-            Problem.CONDITION: "⚠️ 编号 {numbers} 的同意带有条件，因此没有做任何决定。"
-            "请只回复“同意”，或“拒绝”并说明原因。",
+            Problem.CONDITION: "⚠️ 编号 {numbers} 的同意后面还有别的话，可能是条件，因此没有做任何决定。"
+            "请只回复“同意”（需要备注时：“同意，备注：…”），或“拒绝”并说明原因。",
             Problem.EDIT: "⚠️ 聊天中不能修改参数，没有做任何决定。请在网页修改，或用命令行：dualclaw resume 任务编号 "
             "edit --args …",
             Problem.NOT_OFFERED: "⚠️ 编号 {numbers} 不支持这个答复，没有做任何决定。",
             Problem.NOT_WHOLE: "⚠️ 编号 {numbers} 的参数过长，未完整显示，不能在这里同意；请在网页或命令行处理。",
             Problem.TWICE: "⚠️ 编号 {numbers} 有两个答复，没有做任何决定。",
+            Problem.UNREAD: "⚠️ 您发送这条消息时，编号 {numbers} 还没有显示，因此没有做任何决定。请看清后重新答复。",
             Problem.WHICH: "⚠️ 不清楚指的是哪一项，没有做任何决定。请带上编号（{numbers}）答复。",
         }
     ),
@@ -190,14 +191,16 @@ EN: Final = Texts(
             Problem.CLOSED: "ℹ️ {numbers} has its answer already; nothing was decided.",
             Problem.NO_VERDICT: '⚠️ Say "ok" or "no" behind {numbers}; nothing was decided.',
             Problem.NO_TEXT: "⚠️ Write your answer behind {numbers}; nothing was decided.",
-            Problem.CONDITION: "⚠️ The approval of {numbers} has a condition, so nothing was decided. "
-            'Reply "ok" alone, or "no" with the reason.',
+            Problem.CONDITION: "⚠️ The words behind the approval of {numbers} may be a condition; nothing was decided. "
+            'Reply "ok" alone (with a note: "ok, note: …"), or "no" with the reason.',
             Problem.EDIT: "⚠️ Arguments cannot be edited in a chat; nothing was decided. Edit them on the page or by "
             "dualclaw resume RUN edit --args …",
             Problem.NOT_OFFERED: "⚠️ {numbers} does not take this answer; nothing was decided.",
             Problem.NOT_WHOLE: "⚠️ {numbers} was too long to be shown whole, so it cannot be approved here; "
             "use the page or the command line.",
             Problem.TWICE: "⚠️ {numbers} has two answers; nothing was decided.",
+            Problem.UNREAD: "⚠️ {numbers} had not been shown when you wrote this; nothing was decided. Please read it "
+            "and reply again.",
             Problem.WHICH: "⚠️ It is not clear which one you mean; nothing was decided. Reply with the number "
             "({numbers}).",
         }

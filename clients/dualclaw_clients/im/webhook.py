@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 import uvicorn
 
+from dualclaw_clients.http_heads import HEAD_TIMEOUT, TimedH11
 from dualclaw_clients.im.connector import (
     Accept,
     ChatKey,
@@ -81,6 +82,7 @@ class WebhookConnector:
         limit: characters of one reply.
         max_body: bytes of one request.
         window: seconds a timestamp may be off.
+        head_timeout: seconds a connection may take to bring the head of a request.
     """
 
     name = "webhook"
@@ -99,6 +101,7 @@ class WebhookConnector:
         limit: int = 4000,
         max_body: int = 1024 * 1024,
         window: float = 300.0,
+        head_timeout: float = HEAD_TIMEOUT,
     ) -> None:
         if not secrets:
             raise ValueError("a webhook without a secret would take messages from anybody")
@@ -108,6 +111,7 @@ class WebhookConnector:
         self._secrets = tuple(secrets)
         self._max_body = max_body
         self._window = window
+        self._head_timeout = head_timeout
         self._accept: Accept | None = None
         self.tenant = tenant
         self.approvers = frozenset(approvers)
@@ -117,8 +121,9 @@ class WebhookConnector:
         """Serve until cancelled; open requests get their answer."""
         self._accept = accept
         config = uvicorn.Config(
-            self._app, interface="asgi3", ws="none", lifespan="off", access_log=False, log_config=None,
-            server_header=False, timeout_graceful_shutdown=GRACE, h11_max_incomplete_event_size=16 * 1024,
+            self._app, interface="asgi3", http=TimedH11.within(self._head_timeout), ws="none", lifespan="off",
+            access_log=False, log_config=None, server_header=False, timeout_graceful_shutdown=GRACE,
+            h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip
         server = _Server(config)
         serving = asyncio.ensure_future(server.serve(self._sockets))

@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 
 from dualclaw_clients.command_line import checked, installed_version, settings_help
+from dualclaw_clients.http_heads import HEAD_TIMEOUT
 from dualclaw_clients.settings import (
     SettingsError,
     WebSettings,
@@ -28,6 +29,7 @@ from dualclaw_clients.settings import (
 )
 from dualclaw_clients.web.access import policy_for
 from dualclaw_clients.web.app import WebApp
+from dualclaw_clients.web.heads import BoundedHeads
 from dualclaw_clients.web.listen import ListenError, open_sockets
 
 LOG = logging.getLogger("dualclaw.web")
@@ -39,15 +41,18 @@ GRACE = 10
 class Gateway(uvicorn.Server):
     """The HTTP server of one gateway.
 
-    ``told`` has an entry once a signal came before the server could take it; it then ends at once.
+    ``told`` has an entry once a signal came before the server could take it; it then ends at once. ``head_timeout``
+    is how many seconds a connection may take to bring the head of a request.
     """
 
-    def __init__(self, app: WebApp, host: str, port: int, told: Collection[int] = ()) -> None:
+    def __init__(
+        self, app: WebApp, host: str, port: int, told: Collection[int] = (), *, head_timeout: float = HEAD_TIMEOUT
+    ) -> None:
         config = uvicorn.Config(
             app,
             host=host,
             port=port,
-            http="httptools",
+            http=BoundedHeads.within(head_timeout),
             ws="none",
             lifespan="off",
             access_log=False,

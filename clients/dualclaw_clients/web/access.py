@@ -21,6 +21,7 @@ from dualclaw_clients.web.replies import EXTRA_HEADERS, HttpRefusal, send_empty,
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_DECIDING = (b"host", b"origin", b"authorization")
 _BASE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 _PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -67,6 +68,10 @@ class Access:
         headers = dict(scope["headers"])
         extra = list(_BASE_HEADERS)
         scope[EXTRA_HEADERS] = extra
+        if len(headers) < len(scope["headers"]) and (twice := _given_twice(scope)):
+            hint = "Send it once; a proxy before the gateway may have added another."
+            await send_error(scope, send, HttpRefusal(400, "INVALID_REQUEST", f"{twice} is given twice", hint=hint))
+            return
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if policy.hosts and _without_port(host) not in policy.hosts:
             hint = (
@@ -88,7 +93,7 @@ class Access:
             if scope["method"] == "OPTIONS" and allowed:
                 await send_empty(scope, send, 204, _PREFLIGHT)
                 return
-            own = urlsplit(origin).netloc == host or headers.get(b"sec-fetch-site") == b"same-origin"
+            own = _authority(origin) == host or headers.get(b"sec-fetch-site") == b"same-origin"
             if scope["method"] not in READING and not allowed and not own:
                 message = f"pages of origin {origin!r} may not change anything here"
                 hint = "Open the page at the gateway's own address, or name the origin in DUALCLAW_WEB_ORIGINS."
@@ -112,6 +117,20 @@ def bearer_token(scope: Scope) -> str:
                 raise EngineError("UNAUTHENTICATED", "the Authorization header must be 'Bearer <token>'")
             return token
     return ""
+
+
+def _given_twice(scope: Scope) -> str:
+    """Return the name of a header that decides who may call and has two values, of which others may trust the other."""
+    names = [name for name, _ in scope["headers"]]
+    return next((name.decode() for name in _DECIDING if names.count(name) > 1), "")
+
+
+def _authority(origin: str) -> str | None:
+    """Return the host and port of an origin; None if it has none ("null"), or is no origin at all."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -21,7 +21,7 @@ from dualclaw_clients.web.bodies import ClientLeft
 from dualclaw_clients.web.native import NativeRoutes
 from dualclaw_clients.web.original import OriginalRoute
 from dualclaw_clients.web.page import page_files
-from dualclaw_clients.web.replies import HttpRefusal, send_body, send_error
+from dualclaw_clients.web.replies import BEGUN, HttpRefusal, internal_error, send_body, send_error
 from dualclaw_clients.web.resources import Resources
 from dualclaw_clients.web.streams import Streams
 
@@ -104,6 +104,11 @@ class _Methods:
             await send_error(scope, send, error)
         except ClientLeft:
             LOG.debug("client left before its request was complete: %s", scope["path"])
+        except Exception:
+            if scope.get(BEGUN):  # the server breaks the response off, which clients take for lost
+                raise
+            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            await send_error(scope, send, internal_error())
 
     def _refusal(self, scope: Scope) -> HttpRefusal:
         if not self._endpoints:

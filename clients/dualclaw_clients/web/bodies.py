@@ -8,6 +8,7 @@ The original route ignores keys it does not know, because its front-ends were ne
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 from typing import TypeVar, cast
 from urllib.parse import parse_qsl
@@ -71,15 +72,17 @@ def parse_object(body: bytes) -> dict[str, object]:
         FieldError: it is not one JSON object, repeats a key, or has a number JSON does not know.
     """
     try:
-        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value: object = json.loads(
+            body, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
+        if b"\\ud" in body.lower():
+            value = _whole(value)
     except RecursionError:
         raise FieldError({"body": "is nested too deeply"}) from None
     except ValueError as error:
         raise FieldError({"body": f"is not JSON: {_reason(error)}"}) from None
     if not isinstance(value, dict):
         raise FieldError({"body": "must be one JSON object"})
-    if b"\\ud" in body.lower():
-        value = {key: _whole(inner) for key, inner in value.items()}
     return value
 
 
@@ -217,6 +220,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _reason(error: ValueError) -> str:

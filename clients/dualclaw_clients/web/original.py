@@ -9,6 +9,7 @@ know neither, so a message that cannot be taken is told in words what waits and 
 """
 
 import contextlib
+import logging
 from contextlib import aclosing
 from urllib.parse import quote
 
@@ -22,8 +23,10 @@ from dualclaw_clients.engine_client import EngineClient
 from dualclaw_clients.web.access import bearer_token
 from dualclaw_clients.web.bodies import original_request, parse_query, read_body
 from dualclaw_clients.web.native import CLAW
-from dualclaw_clients.web.replies import told
+from dualclaw_clients.web.replies import internal_error, told
 from dualclaw_clients.web.streams import Sink, Streams
+
+LOG = logging.getLogger(__name__)
 
 RETRYABLE = frozenset({"STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "CONVERSATION_BUSY", "SLOW_CLIENT"})
 """Reasons after which the same question may work if it is asked again."""
@@ -53,6 +56,9 @@ class OriginalRoute:
                 await self._relay(request, token, adapter, sink)
             except EngineError as error:
                 await sink.write(adapter.encode([failure_event(await self._explained(error, token))]))
+            except Exception:
+                LOG.exception("a stream of the original route failed")
+                await sink.write(adapter.encode([failure_event(internal_error())]))
 
         sink = Sink(scope, send)
         ending = await self._streams.serve(receive, sink, work, heartbeat=False)

@@ -30,6 +30,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 EXTRA_HEADERS = "dualclaw.headers"
 """Key of the ASGI scope under which the access layer leaves headers that every response carries."""
 
+BEGUN = "dualclaw.begun"
+"""Key of the ASGI scope that is set once the response has begun: no other answer is possible then."""
+
 HTTP_STATUS: Mapping[str, int] = MappingProxyType(
     {
         "CANCELLED": 499,
@@ -68,6 +71,11 @@ class HttpRefusal(EngineError):
         self.headers = tuple(headers)
 
 
+def internal_error() -> HttpRefusal:
+    """Return what callers are told of a mistake of the gateway's own; what it was stands in its log."""
+    return HttpRefusal(500, "INTERNAL", "the gateway failed", hint="The gateway's log has the cause; please report it.")
+
+
 def http_status(error: EngineError) -> int:
     """Return the HTTP status of a failure."""
     if isinstance(error, HttpRefusal):
@@ -96,6 +104,7 @@ async def send_body(
     scope: Scope, send: Send, status: int, body: bytes, content_type: bytes, headers: Headers = ()
 ) -> None:
     """Send a whole response."""
+    scope[BEGUN] = True
     await send(
         {
             "type": "http.response.start",
@@ -113,6 +122,7 @@ async def send_body(
 
 async def send_empty(scope: Scope, send: Send, status: int, headers: Headers = ()) -> None:
     """Send a response without a body (204)."""
+    scope[BEGUN] = True
     start = [*headers, *scope.get(EXTRA_HEADERS, ())]
     await send({"type": "http.response.start", "status": status, "headers": start})
     await send({"type": "http.response.body", "body": b""})

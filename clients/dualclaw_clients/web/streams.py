@@ -19,7 +19,7 @@ from typing import Literal
 from starlette.types import Message, Receive, Scope, Send
 
 from dualclaw_clients.adapters.frames import HEARTBEAT
-from dualclaw_clients.web.replies import EXTRA_HEADERS, Headers
+from dualclaw_clients.web.replies import BEGUN, EXTRA_HEADERS, Headers
 
 Ending = Literal["complete", "left", "stalled", "shutdown"]
 """Why a stream ended: its work was done, the client left, it stopped reading, or the gateway shuts down."""
@@ -46,7 +46,7 @@ class Sink:
 
     async def open(self, headers: Headers = (), first: bytes = b"") -> None:
         """Send status 200, the headers of an event stream and a first piece at once."""
-        self.opened = True
+        self.opened = self._scope[BEGUN] = True
         start = [*_SSE_HEADERS, *headers, *self._scope.get(EXTRA_HEADERS, ())]
         await self._send({"type": "http.response.start", "status": 200, "headers": start})
         if first:

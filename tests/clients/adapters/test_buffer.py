@@ -15,7 +15,7 @@ from dualclaw.events import (
     to_wire,
 )
 from dualclaw_clients.adapters import ANSWER_WORDS, BufferAdapter
-from dualclaw_clients.adapters.questions import MAX_ARGS, WORDINGS, questions_text
+from dualclaw_clients.adapters.questions import MAX_ARGS, WORDINGS, questions_text, visible
 
 TIMEOUT = make_diagnosis(
     code="tool.timeout", severity="error", summary="工具超时", detail="30 秒", hint="稍后再试", retryable=True
@@ -258,6 +258,25 @@ async def test_what_would_hide_or_turn_around_an_argument_is_shown_as_its_escape
     answer = await assembled(make_interrupt([{**APPROVAL, "args": args}]), done())
     assert isinstance(answer, str)
     assert '{"path": "/data/\\u202egnp.exe", "to": "a\\u200bb\\u00adc", "who": "👨\u200d👩\u200d👧"}' in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u200db", "a\\u200db"),
+        ("a\u200cb", "a\\u200cb"),
+        ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
+        ("\u0915\u094d\u200d\u0937", "\u0915\u094d\u200d\u0937"),
+        ("❤\ufe0f\u200d🔥 👩🏽\u200d💻", "❤\ufe0f\u200d🔥 👩🏽\u200d💻"),
+        ("\u3164\u2800\u115f\uffa0", "\\u3164\\u2800\\u115f\\uffa0"),
+        ("x\U000e0041\U000e0100", "x\\udb40\\udc41\\udb40\\udd00"),
+        ("a\rb\x1b[2J\x07\x85", "a\\u000db\\u001b[2J\\u0007\\u0085"),
+        ("line\n\ttab", "line\n\ttab"),
+    ],
+)
+def test_nothing_hides_and_what_scripts_and_emoji_need_stays(text: str, shown: str) -> None:
+    """Controls, fillers, tags and joiners that join nothing are escapes as JSON has them."""
+    assert visible(text) == shown
 
 
 async def test_an_expiry_is_told() -> None:

@@ -40,6 +40,14 @@ class CommandLine:
         """Run it to its end."""
         return await self.finish(await self.start(*args), stdin)
 
+    async def redirected(self, redirection: str, *args: str) -> Finished:
+        """Run it to its end by a shell that redirects one of its streams first, such as ``>&-``."""
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", f'exec "$@" {redirection}', "sh", *self.command(*args), env=self.env,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        return await self.finish(process)
+
     async def finish(self, process, stdin: bytes = b"") -> Finished:
         """Wait for the end of a process."""
         try:

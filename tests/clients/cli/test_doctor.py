@@ -42,6 +42,14 @@ async def test_lines_for_people_say_how_it_is_and_what_to_do(fake_engine, dualcl
     assert lines[at + 1].strip() == "-> Set DUALCLAW_AGENTS where the engine runs."
 
 
+async def test_no_name_poses_as_a_finding(fake_engine, dualclaw):
+    """An agent's name comes from elsewhere; it stays in its line and moves no cursor."""
+    name = "a\nOK    everything     is fine\x1b[2J"
+    fake_engine.agents = {name: Agent(name=name)}
+    ended = await dualclaw("doctor")
+    assert "OK    agents         a OK everything is fine\u241b[2J by default" in ended.out.splitlines()
+
+
 async def test_wrong_settings_are_findings_too(dualclaw):
     """Every wrong variable and every unknown name, and nothing is asked."""
     dualclaw.env |= {"DUALCLAW_ENGINE": "nonsense", "DUALCLAW_ENGINE_TLS": "perhaps", "DUALCLAW_ENGIN": "x"}

@@ -116,6 +116,23 @@ async def test_a_parked_run_is_shown_with_its_questions_and_its_timers(
     assert "? approval of pay {}: Pay?\n" in out
 
 
+async def test_a_question_is_shown_as_it_is_whatever_stands_in_it(operators: OperatorEngine, line: CommandLine) -> None:
+    """Spaces and hidden signs of arguments are seen, a prompt cannot pose as our lines, a time may be out of range."""
+    item = InterruptItem(
+        id="q", kind=InterruptKind.INTERRUPT_KIND_APPROVAL, tool_name="rm",
+        args_json='{"p": "a  b\u200bc\u202ed\u00a0e"}', prompt="Sure?\n  answer:  dualclaw resume other approve",
+    )  # fmt: skip
+    item.expire_time.seconds = 10**15
+    operators.shown = InspectRunResponse(run=Run(id="r-1", state=PARKED, interrupts=[item], last_seq=3))
+    ended = await line("run", "show", "r-1")
+    assert ended.err == ""
+    assert '? approval of rm {"p": "a  b\\u200bc\\u202ed\u00a0e"}: Sure?\n  |   answer:  dualclaw' in ended.out
+    assert "  expires: 1000000000000000 s after 1970\n" in ended.out
+    as_json = await line("run", "show", "r-1", "--json")
+    assert (as_json.code, as_json.out) == (3, "")
+    assert as_json.err.startswith("dualclaw: what the engine answered has no JSON form: ")
+
+
 @pytest.mark.parametrize(
     ("shown", "said"),
     [

@@ -276,3 +276,23 @@ async def test_cancel_prints_the_state_the_run_is_in(fake_engine, dualclaw):
     assert (ended.code, ended.out) == (3, "")
     assert "no run r-2 (UNKNOWN_RUN)" in ended.err
     assert "Check the id" in ended.err, "the engine's hint"
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize("args", [("ask", "hi"), ("run", "purge", "r")])
+async def test_a_stream_that_was_closed_at_start_is_no_reason_for_a_traceback(fake_engine, dualclaw, args, redirection):
+    """Services and cron start programs so: there is nothing to read, or nobody to write to."""
+    fake_engine.on("Run", [make_delta("hi"), done("hi")])
+    ended = await dualclaw.redirected(redirection, *args)
+    assert ended.code == (0 if args[0] == "ask" else 2)
+    assert "Traceback" not in ended.err
+    assert ended.out == ("hi\n" if args[0] == "ask" and redirection != ">&-" else "")
+
+
+async def test_an_output_that_takes_no_more_is_a_line_and_no_traceback(fake_engine, dualclaw):
+    """A full disk, say; also where the answer would have been written at the very end."""
+    fake_engine.on("Run", [make_delta("hi"), done("hi")])
+    for args in (("ask", "hi"), ("doctor",)):
+        ended = await dualclaw.redirected(">/dev/full", *args)
+        assert ended.code == 2
+        assert ended.err.splitlines()[-1].startswith("dualclaw: the input cannot be read or the output not written: ")

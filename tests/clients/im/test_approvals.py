@@ -52,7 +52,7 @@ async def test_a_decision_names_the_question_and_the_hash_that_was_shown(
     resumed()
     async with relaying(platform) as relay:
         await ask(relay, platform, message("m1", "go"))
-        assert await ask(relay, platform, message("m2", "1 同意，票号 5\n2 Paris", user="boss"))
+        assert await ask(relay, platform, message("m2", "1 同意，备注：票号 5\n2 Paris", user="boss"))
         assert (await relay.accept(platform, message("m2", "1 拒绝", user="boss"))).duplicate
     (call,) = fake_engine.calls_of("Resume")
     approve, respond = DecisionAction.DECISION_ACTION_APPROVE, DecisionAction.DECISION_ACTION_RESPOND
@@ -71,7 +71,7 @@ async def test_who_may_chat_may_not_approve(relaying, platform, message, ask, pa
     park(APPROVAL, rpc="Resume")
     async with relaying(platform) as relay:
         await ask(relay, platform, message("m1"))
-        assert await ask(relay, platform, message("m2", "all ok"))
+        assert await ask(relay, platform, message("m2", "1 ok"))
         assert platform.texts()[-1] == ZH.may_not_approve.format(run=fake_engine.run_id)
         assert fake_engine.calls_of("Resume") == []
         await ask(relay, platform, message("m3", "2 Paris"))
@@ -89,7 +89,42 @@ async def test_ok_said_twice_approves_once(relaying, platform, message, ask, par
             await relay.accept(platform, message(name, "ok", user="boss"))
         await platform.wait_for(3)
     assert len(fake_engine.calls_of("Resume")) == 1
-    assert "请带上编号（2）" in platform.texts()[2]
+    assert "编号 2 还没有显示" in platform.texts()[2]
+
+
+async def test_the_next_number_cannot_be_approved_before_it_was_shown(
+    relaying, platform, message, ask, park, resumed, fake_engine
+):
+    """Who approves 1 and 2 when there is only 1 is asked about 2, and may approve it after reading."""
+    park(APPROVAL)
+    park(InterruptItem(id="a2", kind=APPROVAL.kind, tool_name="pay", args_hash="h3"), rpc="Resume")
+    resumed()
+    async with relaying(platform) as relay:
+        await ask(relay, platform, message("m1"))
+        for name, text in (("m2", "1 ok"), ("m3", "2 ok")):
+            await relay.accept(platform, message(name, text, user="boss"))
+        await platform.wait_for(3)
+        assert len(fake_engine.calls_of("Resume")) == 1
+        assert "编号 2 还没有显示" in platform.texts()[2]
+        assert await ask(relay, platform, message("m4", "2 ok", user="boss"))
+    assert platform.texts()[-1] == "paid"
+
+
+async def test_an_answer_may_come_before_the_platform_has_acknowledged_the_question(
+    relaying, platform, message, ask, park, resumed, fake_engine
+):
+    """A person, or a bot, that is faster than the platform has read the question all the same."""
+    park(APPROVAL)
+    resumed()
+    platform.refusals.append(0.2)  # the platform takes its time
+    async with relaying(platform) as relay:
+        first = await relay.accept(platform, message("m1"))
+        async with asyncio.timeout(5):
+            while not platform.sendings:  # noqa: ASYNC110  # it has a list and no event
+                await asyncio.sleep(0.005)
+        await ask(relay, platform, message("m2", "ok", user="boss"))
+        assert await first.answered()
+    assert platform.texts()[-1] == "paid"
 
 
 @pytest.mark.parametrize(

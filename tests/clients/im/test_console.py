@@ -141,7 +141,7 @@ async def test_ctrl_c_ends_at_once_although_a_read_is_blocked(fake_engine, answe
     assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ok\n"
     await asyncio.sleep(0.2)  # until it waits for the next line
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 5) == 130
+    assert await asyncio.wait_for(process.wait(), 20) == 130
     _, errors = await process.communicate()
     assert errors == b""
 

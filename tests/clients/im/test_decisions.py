@@ -44,7 +44,10 @@ def said(text, questions):
         ("1 ok\n2 no\nbecause\nit is bad", [(1, "approve", ""), (2, "reject", "because\nit is bad")]),
         ("all ok", [(1, "approve", ""), (2, "approve", "")]),
         ("全部拒绝，没预算", [(1, "reject", "没预算"), (2, "reject", "没预算")]),
-        ("1 ok, ticket TRAVEL-5", [(1, "approve", "ticket TRAVEL-5")]),
+        ("1 ok, note: ticket TRAVEL-5", [(1, "approve", "ticket TRAVEL-5")]),
+        ("1 同意，备注：票号 5\n2 拒绝", [(1, "approve", "票号 5"), (2, "reject", "")]),
+        ("1 OK, thanks! 👍🏽", [(1, "approve", "")]),
+        ("1 同意，谢谢，麻烦您了\n2 ok ok", [(1, "approve", ""), (2, "approve", "")]),
         ("2 不同意", [(2, "reject", "")]),
         ("2 拒绝太贵", [(2, "reject", "太贵")]),
     ],
@@ -66,6 +69,17 @@ def test_numbers_with_verdicts_decide(text, meant):
         ("1 同意，但是改成 5 元", (Problem.CONDITION, 1)),
         ("1 可以，如果便宜的话", (Problem.CONDITION, 1)),
         ("1 ok 2", (Problem.CONDITION, 1)),
+        ("1 ok 2 nah", (Problem.CONDITION, 1)),
+        ("1 ok 吗", (Problem.CONDITION, 1)),
+        ("1 ok 拒绝", (Problem.CONDITION, 1)),
+        ("1 ok\nreject", (Problem.CONDITION, 1)),
+        ("1 y n", (Problem.CONDITION, 1)),
+        ("1 ok 👎", (Problem.CONDITION, 1)),
+        ("1 ok once Bob agrees", (Problem.CONDITION, 1)),
+        ("1 ok up to 100", (Problem.CONDITION, 1)),
+        ("1 同意 明天执行", (Problem.CONDITION, 1)),
+        ("1 ok, note: but only half", (Problem.CONDITION, 1)),
+        ("1 ok\nand what is the weather", (Problem.CONDITION, 1)),
         ("all ok except 2", (Problem.CONDITION, 1, 2)),
         ("1 ok, 1 no", (Problem.TWICE, 1)),
         ("all ok, 2 no", (Problem.TWICE, 2)),
@@ -98,12 +112,27 @@ def test_without_questions_numbers_are_words():
 def test_a_verdict_alone_is_taken_for_the_only_question_if_it_was_read():
     """Who says ok twice approves once: the second ok came before the next question was shown."""
     assert said("同意。", asked(A)) == [(1, "approve", "")]
-    assert said("ok", asked(A, is_read=False)) == (Problem.WHICH, 1)
-    assert said("all ok", asked(A, is_read=False)) == (Problem.WHICH, 1)
+    assert said("ok", asked(A, is_read=False)) == (Problem.UNREAD, 1)
+    assert said("all ok", asked(A, is_read=False)) == (Problem.UNREAD, 1)
     assert said("ok", asked(A, is_open=False)) is None
     assert said("no thanks", asked(A)) is None
     assert said("ok", asked(Q)) is None
     assert said("ok", asked(A, Q)) == (Problem.WHICH, 1, 2)
+
+
+def test_a_number_that_was_guessed_decides_nothing():
+    """Numbers rise by one, so a second reply can name a question that the run had yet to ask."""
+    questions = [*asked(A), *asked(A, number=2, is_read=False)]
+    assert said("2 ok", questions) == (Problem.UNREAD, 2)
+    assert said("1,2 ok", questions) == (Problem.UNREAD, 2)
+    assert said("1 ok", questions) == [(1, "approve", "")]
+
+
+def test_all_decides_nothing_beside_a_question_that_stays_open():
+    """Both are fine: to "tea or coffee?" that is an answer to the question and no approval of what waits beside it."""
+    for text in ("都行", "都可以", "all ok", "all no"):
+        assert said(text, asked(A, Q)) == (Problem.WHICH, 1, 2)
+    assert said("all ok, 2 tea", asked(A, Q)) == [(1, "approve", ""), (2, "respond", '"tea"')]
 
 
 def test_a_number_that_has_its_answer_is_said_so():
@@ -162,6 +191,8 @@ def test_reading_a_hostile_reply_is_quick():
         "1 ok, all " * 390,
         "1 ok," * 790,
         "1" * 4000,
+        "1 ok " + "谢谢" * 1900 + "x",
+        "1 ok " + " ,\n" * 1300 + "x",
     ):
         parse_reply(text, asked(A, A))
     parse_reply("1 ok " * 1_000_000, asked(A, A))

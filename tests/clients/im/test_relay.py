@@ -10,7 +10,7 @@ from dualclaw.errors import EngineError
 from dualclaw.events import make_delta, make_done, make_error, make_interrupt
 from dualclaw_clients.engine_client import Reconnect
 from dualclaw_clients.im.answers import request_id_of
-from dualclaw_clients.im.connector import ChatKey, Limit, Media, MessageKey, SendError, Unit
+from dualclaw_clients.im.connector import ChatKey, Limit, Media, MessageKey, Overloaded, SendError, Unit
 from dualclaw_clients.im.relay import RelayLimits
 from dualclaw_clients.im.texts import ZH
 
@@ -349,6 +349,21 @@ async def test_a_full_queue_refuses_with_a_text(relaying, platform, message, ans
         assert platform.texts() == [ZH.too_many_waiting]
         gate.set()
         assert [await receipt.answered() for receipt in receipts] == [True, True, False]
+
+
+async def test_a_flood_that_is_refused_is_bounded_too(relaying, platform, message, answer, fake_engine):
+    """Notices that go out more slowly than messages come count as open; beyond the bound the platform keeps them."""
+    gate = asyncio.Event()
+    answer("ok", "headers", gate)
+    platform.refusals += [0.25] * 3
+    async with relaying(platform, limits=RelayLimits(max_waiting=1, max_open=4)) as relay:
+        receipts = [await relay.accept(platform, message(f"m{number}")) for number in range(4)]
+        with pytest.raises(Overloaded):
+            await relay.accept(platform, message("m4"))
+        gate.set()
+        assert [await receipt.answered() for receipt in receipts] == [True, False, False, False]
+        answer("ok")
+        assert await (await relay.accept(platform, message("m4"))).answered()
 
 
 async def test_a_run_that_takes_too_long_is_told_frees_the_chat_and_is_heard_of_later(

@@ -40,7 +40,7 @@ async def hook():
     inbox = Inbox()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        connector = WebhookConnector([listening], None, bot="bot", secrets=SECRETS, max_body=2000)
+        connector = WebhookConnector([listening], None, bot="bot", secrets=SECRETS, max_body=2000, head_timeout=1)
         task = asyncio.ensure_future(connector.listen(inbox.accept))
         async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=10) as http:
 
@@ -100,6 +100,36 @@ async def test_the_signature_covers_the_raw_bytes(hook):
     assert (await http.post("/webhook/bot", content=raw + b" ", headers=headers)).status_code == 401
     assert (await http.post("/webhook/bot", content=raw, headers=headers)).status_code == 200
     assert (await http.post("/webhook/bot", content=raw)).status_code == 401
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /webhook/bot HTTP/1.1\r\nHost: x", b"POST /"])
+async def test_a_connection_that_brings_no_whole_head_is_closed(hook, head):
+    """Strangers need no secret to connect, and must not use up the files of the process."""
+    _, _, http = hook
+    reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    try:
+        writer.write(head)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_head_without_end_is_refused(hook):
+    """Whatever server library is installed beside it."""
+    _, _, http = hook
+    _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    writer.write(b"POST /webhook/bot HTTP/1.1\r\nX: ")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(10):
+            while sent < 4_000_000:
+                writer.write(b"a" * 10_000)
+                sent += 10_000
+                await writer.drain()
+                await asyncio.sleep(0)
+    writer.transport.abort()
+    assert sent < 4_000_000
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from dualclaw_clients.engine_client import EngineClient, Reconnect
+from dualclaw_clients.http_heads import HEAD_TIMEOUT
 from dualclaw_clients.web.__main__ import Gateway
 from dualclaw_clients.web.access import AccessPolicy, policy_for
 from dualclaw_clients.web.app import BODY_LIMIT, WebApp
@@ -44,6 +45,7 @@ class Gateways:
         stall: float = 60.0,
         token: str = "",
         reconnect: float = 2.0,
+        head_timeout: float = HEAD_TIMEOUT,
     ) -> Running:
         """Start one; ``token`` is the gateway's own key, which callers must never profit from."""
         engine = await self._stack.enter_async_context(
@@ -56,7 +58,7 @@ class Gateways:
             heartbeat=heartbeat,
             stall=stall,
         )
-        gateway = Gateway(app, "127.0.0.1", 0)
+        gateway = Gateway(app, "127.0.0.1", 0, head_timeout=head_timeout)
         serving = asyncio.create_task(gateway.serve())
         self._stack.push_async_callback(_stop, gateway, serving)
         async with asyncio.timeout(5):

@@ -1,6 +1,7 @@
 """Who is let in: hosts and origins on loopback, CORS, bodies, and the caller's token."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -121,7 +122,7 @@ async def test_a_listed_origin_passes_preflight_and_reads_streams(gateways, fake
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         assert answer.headers["vary"] == "origin"
         assert "access-control-allow-credentials" not in answer.headers
-    other = await web.http.options("/v1/runs", headers={**preflight.request.headers, "Origin": "https://x.example"})
+    other = await web.http.options("/v1/runs", headers={**preflight.request.headers, "origin": "https://x.example"})
     assert other.status_code == 405
 
 
@@ -204,3 +205,78 @@ async def test_a_declared_body_above_the_limit_is_refused_before_it_is_sent(web)
     finally:
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_malformed_origin_is_refused_like_a_foreign_one(web):
+    """Whatever stands there, it is not the gateway's own; and an answer comes, not a broken request."""
+    for origin in ("http://[", "null", "", "//", "https://[::1", "localhost"):
+        answer = await web.http.post("/v1/runs", headers={"Origin": origin}, content=b"{}")
+        assert answer.status_code == 403, origin
+        assert answer.json()["error"]["reason"] == "PERMISSION_DENIED"
+
+
+async def test_an_origin_without_a_host_is_not_the_own_one_of_a_request_without_a_host(gateways):
+    """Beyond loopback any host is served, none included; a sandboxed page ("null") is foreign all the same."""
+    web = await gateways.start(policy=policy_for("0.0.0.0"))  # noqa: S104  # the policy of such a gateway, not a bind
+    answer = await web.http.post("/v1/runs", headers={"Host": "", "Origin": "null"}, content=b"{}")
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
+async def test_a_header_that_decides_who_may_call_must_not_come_twice(web, name):
+    """A proxy may have checked one of them and the gateway the other."""
+    values = {"Host": "localhost", "Origin": web.url, "Authorization": "Bearer key"}
+    lines = [f"{each}: {value}" for each, value in values.items()] + [f"{name}: {values[name]}"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(web.url.rpartition(":")[2]))
+    writer.write("\r\n".join(["GET /v1/agents HTTP/1.1", *lines, "Connection: close", "", ""]).encode())
+    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    writer.close()
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert f"{name.lower()} is given twice" in answer
+
+
+async def test_a_head_without_end_is_refused(web):
+    """However it is made, nobody fills the gateway's memory with what no endpoint will ever see."""
+    for start in (b"GET /healthz HTTP/1.1\r\nX: ", b"GET /healthz HTTP/1.1\r\n", b"GET /"):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(web.url.rpartition(":")[2]))
+        filler = b"a: b\r\n" if start.endswith(b"\r\n") else b"a" * 6
+        sent = 0
+        try:
+            writer.write(start)
+            async with asyncio.timeout(10):
+                while sent < 4 * 1024 * 1024:
+                    writer.write(filler * 1_000)
+                    sent += 6_000
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+        assert sent < 4 * 1024 * 1024, start
+
+
+async def test_a_connection_that_asks_nothing_is_closed_and_one_that_waits_for_its_answer_is_not(gateways, fake_engine):
+    """Silence and half a head use up a connection each; an open stream may last as long as its run."""
+    web = await gateways.start(head_timeout=0.3)
+    fake_engine.on("Run", [asyncio.Event(), DONE])
+    address = ("127.0.0.1", int(web.url.rpartition(":")[2]))
+    body = b'{"message": {"role": "ROLE_USER", "parts": [{"text": "hi"}]}}'
+    request = b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    readers = []
+    writers = []
+    for head in (b"", b"GET / HTTP/1.1\r\nHost: l", request):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head)
+        readers.append(reader)
+        writers.append(writer)
+    try:
+        async with asyncio.timeout(10):
+            assert await readers[2].readuntil(b": ok\n\n")
+            for reader in readers[:2]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        assert len(web.app.streams) == 1
+    finally:
+        for writer in writers:
+            writer.transport.abort()

@@ -69,6 +69,10 @@ async def test_a_start_takes_both_name_styles_and_is_of_claw_web(web, fake_engin
         (b"[]", {"body"}),
         (b"{", {"body"}),
         (b"\xff", {"body"}),
+        (b'{"on_busy": 1e999}', {"body"}),
+        (b'{"message": {"role": -1e999}}', {"body"}),
+        (b'{"a\\ud800": 1}', {"a\ufffd"}),
+        (b'{"a": "\\ud800", "b": ' + b"[" * 900 + b"]" * 900 + b"}", {"body"}),
     ],
 )
 async def test_a_malformed_start_is_400_and_names_what_is_wrong(web, fake_engine, body, fields):

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from typing import cast
 
+import httpx
 import pytest
 
 from dualclaw import InterruptItem, InterruptKind, Run, RunRequest, RunState
@@ -17,6 +19,8 @@ from dualclaw.events import (
     make_rewind,
     make_step,
 )
+from dualclaw_clients.engine_client import EngineClient
+from dualclaw_clients.web.app import WebApp
 
 
 def done(text: str = ""):
@@ -126,6 +130,8 @@ async def test_a_lone_surrogate_becomes_a_replacement_character(web, fake_engine
         (b'{"content": "x", "content": "y"}', "given twice"),
         (b'{"content": NaN}', "NaN is no JSON number"),
         (b'{"a": ' * 100_000, "nested too deeply"),
+        (b'{"content": "\\ud800", "x": ' + b"[" * 900 + b"]" * 900 + b"}", "nested too deeply"),
+        (b'{"content": "x", "conversation_id": 1e999}', "too large a number"),
     ],
 )
 async def test_a_malformed_body_is_one_error_frame_that_says_what_is_wrong(web, fake_engine, body, says):
@@ -268,3 +274,15 @@ async def test_a_lost_engine_stream_is_taken_up_without_a_doubled_character(web,
     frames = [json.loads(part.removeprefix("data: ")) for part in answer.text.split("\n\n") if part]
     assert "".join(event["content"] for event in frames if event["type"] == "delta") == "abc"
     assert frames[-1]["type"] == "done"
+
+
+async def test_a_mistake_of_the_gateways_own_is_one_error_frame_too(caplog):
+    """These front-ends look nowhere else, so no stream ends without a frame."""
+    app = WebApp(cast("EngineClient", None))  # whatever is wrong with it
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        answer = await http.post("/messages/stream", json={"content": "hi"})
+    (event,) = frames_of(answer.content)
+    assert (answer.status_code, event["type"]) == (200, "error")
+    assert event["diagnosis"]["code"] == "internal"
+    assert "Traceback" not in answer.text
+    assert "AttributeError" in caplog.text

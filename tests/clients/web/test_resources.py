@@ -2,7 +2,7 @@
 
 import pytest
 
-from dualclaw import Agent, ContentPart, Conversation, Message, Role, Run, RunState, Usage
+from dualclaw import Agent, ContentPart, Conversation, InterruptItem, Message, Role, Run, RunState, Usage
 from dualclaw.errors import EngineError
 
 
@@ -128,3 +128,16 @@ async def test_a_store_in_trouble_is_told_apart_from_an_engine_that_is_away(web,
     error = answer.json()["error"]
     assert error["message"] == "the disk is full"
     assert "engine" not in error["metadata"]
+
+
+async def test_what_has_no_json_form_is_500_as_json(web, fake_engine, caplog):
+    """A time beyond all calendars, say: the caller is told as of any failure, and the log has the cause."""
+    item = InterruptItem(id="q")
+    item.expire_time.seconds = 10**15
+    fake_engine.runs["r"] = Run(id="r", interrupts=[item])
+    answer = await web.http.get("/v1/runs/r")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["reason"] == "INTERNAL"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "expire_time" in caplog.text
+    assert (await web.http.get("/healthz")).status_code == 200
