@@ -7,7 +7,7 @@ the name ``conformance``, however it makes it; what the kit relies on is this ta
 
 | scenario | the run |
 | --- | --- |
-| ``text`` | one block of reasoning, then the answer "Hello 你好 🙂" in several deltas; FINISHED |
+| ``text`` | one block of reasoning, then the answer "Hello 你好 🙂"; 10 tokens in, 5 out; FINISHED |
 | ``tool`` | one message calls ``look`` (ok), an ``mcp`` tool (ok) and ``fails`` (fail) side by side; then an answer |
 | ``args`` | calls ``look`` with nested arguments, big integers, floats and escapes; then an answer |
 | ``approval`` | calls ``pay``, which needs approval; approved, its result is the answer; rejected, an answer says so |
@@ -16,6 +16,7 @@ the name ``conformance``, however it makes it; what the kit relies on is this ta
 | ``rewind`` | some text, which is then withdrawn by a ``rewind``, and another answer |
 | ``error`` | some text, then the model fails for good: ``error`` with reason model.bad_response |
 | ``slow`` | the words "000 " to "199 ", one every 50 ms: time to cancel, to leave, to attach, to kill |
+| ``steady`` | the words "000 " to "119 ", one every 250 ms: time enough for what happens after somebody left |
 | ``long`` | the words "000 " to "1999 " without a pause |
 | ``loop`` | calls ``look`` for ever: a limit ends it, with a last answer |
 """
@@ -100,6 +101,7 @@ SCRIPT: Sequence[dict[str, object]] = (
     turn("rewind", 0, {"text": "This is wrong. ", "chunk": 5}, {"fail": "MODEL_STREAM_BROKEN", "retryable": False}),
     turn("error", 0, {"text": "So far ", "chunk": 4}, {"fail": "MODEL_BAD_RESPONSE", "message": "It fails for good."}),
     turn("slow", 0, words(200, delay=0.05)),
+    turn("steady", 0, words(120, delay=0.25)),
     turn("long", 0, words(2000)),
     {"when": {"user": "^conformance: loop", "tools": True}, "say": [{"call": "look", "args": {"what": "more"}}]},
     {"when": {"user": "^conformance: loop"}, "say": [{"text": "That was enough."}]},

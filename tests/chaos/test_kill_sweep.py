@@ -24,7 +24,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def sweep(request: pytest.FixtureRequest, nursery: Nursery) -> AsyncIterator[Sweep]:
     """The cases that were chosen, at work from the first test on."""
     chosen = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = [each.params["case"] for each in chosen if each is not None and "case" in each.params]
+    params = [each.params.get("case") for each in chosen if each is not None]
+    cases = [each for each in params if isinstance(each, Case)]  # other tests have cases of their own
     nats = request.getfixturevalue("nats_r1") if any(case.store == NATS for case in cases) else None
     sweep = Sweep(nursery, cases, nats)
     yield sweep

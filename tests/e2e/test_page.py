@@ -339,9 +339,9 @@ async def test_a_screen_reader_is_told_what_happens(chat: Chat) -> None:
     await expect(chat.step("survey").locator("dd").last).to_be_visible()
     await expect(page.locator("#told")).to_contain_text("Answer: One moment.")
     said = await page.evaluate("() => window.said")
-    assert "survey is running" in said[0]
+    assert "survey is running" in " ".join(said)
     assert "ledger failed: ledger failed." in " ".join(said)
-    assert len(said) <= 4
+    assert len(said) <= 8  # the answer alone came in dozens of pieces
 
 
 async def test_the_page_fits_a_phone_and_the_night(chat: Chat) -> None:

@@ -1,6 +1,8 @@
 """The parts of the NATS store by themselves: subjects, and what the answers of JetStream mean."""
 
 import asyncio
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -112,3 +114,28 @@ async def test_a_connection_that_is_gone_is_unavailable(link):
     for call in (link.last(link.subjects.setting("t", "x")), link.call("STREAM.NAMES", {})):
         with pytest.raises(Unavailable):
             await asyncio.wait_for(call, 20)
+
+
+async def test_a_follower_that_leaves_at_once_takes_nothing_with_it(nats_r1, make):
+    """However far it has come: the connection serves everybody, goes on at once and hears no more of the run."""
+    address = replace(parse_address(nats_r1.url()), patience=1)
+    store = NatsStore(address, accept_loss=True)
+    await store.open()
+    try:
+        await store.create(make.new("r1"))
+        idle = len(store._parts.client._subs)
+        for turns in range(12):
+            async with aclosing(store.follow(make.key("r1"), 0)) as frames:
+                waiting = asyncio.ensure_future(anext(frames))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            assert (await store.head(make.key("r1"))).version == 0
+        assert store._parts.client.stats["reconnects"] == 0
+        async with asyncio.timeout(20):
+            while len(store._parts.client._subs) > idle:
+                await asyncio.sleep(0.01)
+    finally:
+        await store.close()
+        nats_r1.remove(address.name)

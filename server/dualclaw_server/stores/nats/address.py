@@ -1,8 +1,8 @@
 """The address of a NATS store, and the connections it opens.
 
-    nats://[USER:PASSWORD@|TOKEN@]HOST[:PORT][,HOST[:PORT]...][/NAME][?SETTING=VALUE&...]
+    nats://[LOGIN@]HOST[:PORT][,HOST[:PORT]...][/NAME][?SETTING=VALUE&...]
 
-``tls://`` asks for TLS. NAME is the stream, ``DUALCLAW`` by default. Settings:
+LOGIN is USER:PASSWORD or a token. ``tls://`` asks for TLS. NAME is the stream, ``DUALCLAW`` by default. Settings:
 
     replicas=3        copies of the stream when it is made; what is there already is never changed
     max_bytes=0       size of the stream at which new messages are refused; 0: the account's limit
@@ -32,7 +32,7 @@ from dualclaw_server.stores.records import LEASE
 
 log = logging.getLogger(__name__)
 
-_FORM = "nats://[USER:PASSWORD@]HOST[:PORT][,HOST...][/NAME][?replicas=3&...]"
+_FORM = "nats://[LOGIN@]HOST[:PORT][,HOST...][/NAME][?replicas=3&...]"
 _CONNECT_TIMEOUT = 5
 _RECONNECT_WAIT = 1
 _PING = 5

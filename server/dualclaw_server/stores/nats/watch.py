@@ -5,6 +5,9 @@ Rules:
   its followers, and to no other. Its own frames it tells itself, the moment they are committed.
 - Such messages can be lost, so they only make things fast. A gap in the frames is seen by the next one; and every
   few seconds, and soon after a subscription, the ends of all followed logs are compared with what was seen.
+- A subscription needs no flush: the read of the log that follows goes out behind it on the same connection. And the
+  client must never be flushed by somebody who may leave: the answer to a flush that nobody waits for any more ends
+  its read loop, and the connection stands still until its pings are missed.
 - Notes are the same for signals and releases. What gets lost is found by the heart at its next beat.
 """
 
@@ -16,10 +19,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from dualclaw_server.engine.store import RunKey, StoreError
+from dualclaw_server.engine.store import RunKey, StoreError, Unavailable
 from dualclaw_server.stores.live import Live
 from dualclaw_server.stores.nats.layout import LogEntry, unpack
 from dualclaw_server.stores.nats.link import Again, Link
@@ -44,9 +48,9 @@ class Note(msgspec.Struct):
 class _Followed:
     """A run that is followed in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: asyncio.Task[Subscription]) -> None:
         self.followers = 0
-        self.ready: asyncio.Task[Subscription] | None = None
+        self.ready = ready
         self.seen = 0
         """Sequence of the newest frame followers were told of, or made to read up to."""
 
@@ -76,6 +80,7 @@ class Watch:
         self._signalled = signalled
         self._released = released
         self._runs: dict[RunKey, _Followed] = {}
+        self._endings: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
 
@@ -89,7 +94,7 @@ class Watch:
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
-        tasks = [run.ready for run in self._runs.values() if run.ready is not None]
+        tasks = [*(run.ready for run in self._runs.values()), *self._endings]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -105,18 +110,18 @@ class Watch:
         """Listen to a run while it is inside."""
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = _Followed()
+            run = self._runs[key] = _Followed(asyncio.create_task(self._subscribe(key)))
         run.followers += 1
         try:
-            if run.ready is None:
-                run.ready = asyncio.create_task(self._subscribe(key))
             await asyncio.shield(run.ready)
             yield
         finally:
             run.followers -= 1
             if not run.followers:
                 del self._runs[key]
-                await self._unsubscribe(run)
+                ending = asyncio.create_task(self._unsubscribe(run.ready))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
 
     async def _subscribe(self, key: RunKey) -> Subscription:
         async def receive(message: Msg) -> None:
@@ -124,26 +129,19 @@ class Watch:
 
         try:
             subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
-            self._soon.set()
-            await self._link.client.flush(timeout=5)
-        except Exception as error:
-            # Without it followers are told by the looks at the log alone, which the next connection ends.
-            log.warning("a run is followed by looking only: %s", error or type(error).__name__)
-            subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
+        except nats.errors.Error as error:
+            raise Unavailable(f"a run cannot be followed: {error or type(error).__name__}") from error
+        self._soon.set()
         return subscription
 
-    async def _unsubscribe(self, run: _Followed) -> None:
-        task = run.ready
-        if task is None:
-            return
-        if not task.done():
-            task.cancel()
-            return
-        if not task.cancelled() and task.exception() is None and not self._link.client.is_closed:
-            try:
-                await task.result().unsubscribe()
-            except Exception as error:
-                log.debug("a subscription could not be ended: %s", error)
+    async def _unsubscribe(self, ready: asyncio.Task[Subscription]) -> None:
+        """End a subscription, once it is there."""
+        try:
+            subscription = await ready
+            if not self._link.client.is_closed:
+                await subscription.unsubscribe()
+        except (StoreError, nats.errors.Error) as error:
+            log.debug("a subscription could not be ended: %s", error or type(error).__name__)
 
     def _on_frame(self, key: RunKey, message: Msg) -> None:
         run = self._runs.get(key)
