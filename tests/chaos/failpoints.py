@@ -15,6 +15,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -133,6 +134,12 @@ POINTS: tuple[Point, ...] = (
 """Every point of the sweep. A test holds it complete: whatever a server passes is in it, and each of it is passed."""
 
 
+_WRITTEN = 0.2
+"""Seconds in which an idle thread has taken what was queued for it."""
+_LOCKED = 60.0
+"""Seconds a transaction may take on a busy machine."""
+
+
 class Failpoint:
     """Kills this process where it was told to.
 
@@ -141,15 +148,19 @@ class Failpoint:
         journal: file that gets a line for the point that fired, or, with ``trace``, for each one passed.
         trace: True: write down every point.
         freeze: True: stop there instead (SIGSTOP), until somebody lets the process go on.
+        file: the SQLite file that a process must not hold a lock of when it stops: everybody else would stop, too.
     """
 
-    def __init__(self, spec: str, journal: Path, *, trace: bool = False, freeze: bool = False) -> None:
+    def __init__(
+        self, spec: str, journal: Path, *, trace: bool = False, freeze: bool = False, file: Path | None = None
+    ) -> None:
         name, _, count = spec.rpartition(":")
         self._name = name
         self._left = int(count) if spec else 0
         self._journal = journal
         self._trace = trace
         self._freeze = freeze
+        self._file = file
         self._passed: set[str] = set()
         self._connections: list[sqlite3.Connection] = []
 
@@ -165,12 +176,21 @@ class Failpoint:
         if name == self._name:
             self._left -= 1
             if self._left == 0:
-                self._write(name)
                 if self._freeze:
+                    self._let_writer_finish()
+                    self._write(name)
                     os.kill(os.getpid(), signal.SIGSTOP)
                     return
+                self._write(name)
                 os.kill(os.getpid(), signal.SIGKILL)
                 signal.pause()  # not one statement more, whatever thread the signal reaches first
+
+    def _let_writer_finish(self) -> None:
+        """Return when the store's thread has written what it was given; whoever calls this gives it nothing more."""
+        if self._file is not None:
+            time.sleep(_WRITTEN)
+            with contextlib.closing(sqlite3.connect(self._file, timeout=_LOCKED)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
 
     def _write(self, name: str) -> None:
         file = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -28,13 +28,15 @@ from .ledger import Ledger
 
 def main(environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
     """Serve from the folder that is the working directory until SIGTERM, or until the failpoint is reached."""
+    settings, _ = read_settings(environ)
+    scheme, _, file = settings.store.partition(":")
     failpoint = Failpoint(
         environ.get("FAILPOINT", ""),
         Path("fired"),
         trace="FAILPOINT_TRACE" in environ,
         freeze="FAILPOINT_FREEZE" in environ,
+        file=Path(file) if scheme == "sqlite" else None,
     )
-    settings, _ = read_settings(environ)
     redactor = Redactor()
     start_logging(sys.stderr, redactor)
     parts = make_parts(settings)
