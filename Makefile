@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ASK ?= What is 17 * 23?
 
-.PHONY: help run demo local test test-chaos check contract generate format lock clean
+.PHONY: help run demo local test test-chaos bench bench-quick check contract generate format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,14 @@ test: $(VENV)/.dev $(VENV)/.local check ## everything a change must pass
 
 test-chaos: $(VENV)/.dev ## the whole kill sweep and the chaos runs, some 20 minutes; CHAOS="--long --seed 7" for more
 	@$(BIN)/python -m pytest tests/chaos --whole $(CHAOS)
+
+bench: $(VENV)/.dev ## every goal of docs/performance.md measured, some 25 minutes; ROWS=1,3 for some of them
+	@mkdir -p var/bench
+	@$(BIN)/python -m tests.bench $(if $(ROWS),--rows $(ROWS)) --json var/bench/result.json --svg var/bench/result.svg
+
+bench-quick: $(VENV)/.dev ## the same with fewer repetitions, some five minutes
+	@mkdir -p var/bench
+	@$(BIN)/python -m tests.bench --quick $(if $(ROWS),--rows $(ROWS)) --json var/bench/result.json --svg var/bench/result.svg
 
 check: $(VENV)/.dev contract ## the quick half: protos, generated code, style, types, structure
 	@$(BIN)/buf lint
