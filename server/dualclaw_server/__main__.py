@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from dualclaw_server import record
 from dualclaw_server.app import LINGER, Parts, make_parts, part_problems, serve
@@ -30,6 +30,7 @@ from dualclaw_server.settings import (
     read_settings,
     split_address,
 )
+from dualclaw_server.workers import WORKER_OF, Supervisor, bind_to_supervisor
 
 _log = logging.getLogger("dualclaw_server")
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return record.main(arguments[1:], os.environ)
     doctor = arguments[:1] == ["doctor"]
     options = _parser(doctor=doctor).parse_args(arguments[1:] if doctor else arguments)
+    worker_of = None if doctor else vars(options).pop("worker_of")
     sys.path.insert(0, os.getcwd())  # so that DUALCLAW_AGENTS finds a module beside you, as `python -m` would
     if doctor:
         return _doctor(options)
@@ -57,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(error.warnings, error.problems + (part_problems(error.rest) if error.rest else []))
     redactor = Redactor(settings.secrets, Masker().text)
     start_logging(sys.stderr, redactor)
+    if settings.workers > 1 and worker_of is None:
+        return _supervise(settings, vars(options), redactor)
+    announce = _announce if worker_of is None else bind_to_supervisor(worker_of)
     try:
         parts = make_parts(settings)
     except SettingsError as error:
@@ -64,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in warnings:
         _log.warning("%s", warning)
     try:
-        _run(serve(settings, parts, redactor, _announce))
+        _run(serve(settings, parts, redactor, announce))
     except StartError as error:
         sys.stderr.write(f"dualclaw-server: {redactor.text(str(error))}\n")
         return 1
@@ -72,6 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.exception("the server failed")
         return 1
     return 0
+
+
+def _supervise(settings: Settings, options: Mapping[str, str | None], redactor: Redactor) -> int:
+    """Have workers serve; returns the exit code."""
+    given = {name: value for name, value in options.items() if value is not None and name != "listen"}
+    line = [part for name, value in given.items() for part in (f"--{name}", value)]
+    try:
+        return asyncio.run(Supervisor(settings.workers, settings.listen, line).serve(_announce))
+    except StartError as error:
+        sys.stderr.write(f"dualclaw-server: {redactor.text(str(error))}\n")
+        return 1
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -199,9 +215,12 @@ def _parser(*, doctor: bool) -> argparse.ArgumentParser:
     parser.add_argument("--role", metavar="ROLE", help="DUALCLAW_ROLE (all): all, api or worker")
     parser.add_argument("--store", metavar="URL", help="DUALCLAW_STORE (sqlite:dualclaw.db)")
     parser.add_argument("--model", metavar="SPEC", help="DUALCLAW_MODEL (auto)")
+    parser.add_argument("--workers", metavar="N", help="DUALCLAW_WORKERS (1): processes that share the address")
     if doctor:
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
         parser.add_argument("--no-model", action="store_true", help="do not ask the model")
+    else:
+        parser.add_argument(WORKER_OF, type=int, help=argparse.SUPPRESS)
     return parser
 
 

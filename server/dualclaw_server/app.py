@@ -254,7 +254,9 @@ class EngineServer:
         self._keeper: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[tracing_interceptor(provider)] if provider else [],
-            options=options_of(settings.max_receive_bytes, settings.max_send_bytes, min_ping_interval),
+            options=options_of(
+                settings.max_receive_bytes, settings.max_send_bytes, min_ping_interval, shared=settings.workers > 1
+            ),
         )
         if self._answers:
             self._add_services()
@@ -278,7 +280,8 @@ class EngineServer:
         """Listen, begin to work on runs and report SERVING. Raises StartError when the address cannot be had."""
         listen = self._settings.listen
         host, port = split_address(listen)
-        await check_free(listen, host, port)
+        if self._settings.workers == 1:  # else the supervisor has it, for all of them
+            await check_free(listen, host, port)
         try:
             paths = (self._settings.tls_cert, self._settings.tls_key, self._settings.tls_client_ca)
             credentials = credentials_of(*paths)
@@ -356,7 +359,7 @@ async def engine_server(
         try:
             await parts.store.open()
         except (StoreError, OSError) as error:
-            said = error or type(error).__name__
+            said = str(error) or type(error).__name__
             raise StartError(f"cannot open the store {settings.shown_store}: {said}") from error
         stack.push_async_callback(parts.store.close)
         server = EngineServer(

@@ -47,9 +47,7 @@ _ADDRESS: Final = re.compile(r"https?://[^\s,]+", re.IGNORECASE)
 
 _ALLOW = "set DUALCLAW_KEYS_FILE, listen on a loopback address, or set DUALCLAW_ALLOW_ANONYMOUS=1 (role user only)"
 
-_SHARE = (
-    "needs a store that processes share, and memory: is gone with this one; use role all, sqlite:PATH or nats://HOST"
-)
+_SHARE = "needs a store that processes share, and memory: is of one alone; use sqlite:PATH or nats://HOST"
 
 
 class SettingsError(Exception):
@@ -136,6 +134,8 @@ class Settings(BaseModel):
     """Address to serve at; port 0 takes a free one."""
     role: Literal["all", "api", "worker"] = "all"
     """What this process does: api answers calls, worker works on runs and answers health checks only, all does both."""
+    workers: int = Field(1, ge=1, le=256)
+    """Processes that share the address, and the store; as many as there are cores for them."""
     store: str = Field("sqlite:dualclaw.db", min_length=1)
     """Where runs live: ``sqlite:PATH``, ``memory:``, or ``nats://HOST:PORT,...`` (docs/nats.md)."""
     accept_loss: bool = False
@@ -225,7 +225,11 @@ class Settings(BaseModel):
         if (self.tls_cert is None) != (self.tls_key is None):
             problems.append("DUALCLAW_TLS_CERT and DUALCLAW_TLS_KEY: one without the other is no use; set both")
         if self.role != "all" and self.store == "memory:":
-            problems.append(f"DUALCLAW_ROLE: {self.role} {_SHARE}")
+            problems.append(f"DUALCLAW_ROLE: {self.role} {_SHARE}, or role all")
+        if self.workers > 1 and self.store == "memory:":
+            problems.append(f"DUALCLAW_WORKERS: more than one {_SHARE}, or one worker")
+        if self.workers > 1 and self.listen.startswith("unix:"):
+            problems.append("DUALCLAW_WORKERS: workers share a port, a socket file they cannot; listen on HOST:PORT")
         if self.tls_client_ca is not None and self.tls_cert is None:
             problems.append("DUALCLAW_TLS_CLIENT_CA: needs DUALCLAW_TLS_CERT and DUALCLAW_TLS_KEY")
         if self.keys_file is None and not self.allow_anonymous and not is_loopback(self.listen):

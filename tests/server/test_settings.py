@@ -31,7 +31,7 @@ def test_a_role_needs_a_store_that_processes_share(role: str) -> None:
     """In memory, nobody could work on what an api process stores; the default role has no need of others."""
     (problem,) = problems_of({"DUALCLAW_ROLE": role, "DUALCLAW_STORE": "memory:"})
     assert problem.startswith(f"DUALCLAW_ROLE: {role} needs a store that processes share")
-    assert "use role all, sqlite:PATH or nats://HOST" in problem
+    assert "use sqlite:PATH or nats://HOST, or role all" in problem
     assert read_settings({"DUALCLAW_ROLE": role})[0].role == role
     assert read_settings({"DUALCLAW_STORE": "memory:"})[0].role == "all"
 

@@ -48,10 +48,12 @@ async def check_free(listen: str, host: str, port: int) -> None:
         raise StartError(f"cannot listen on {listen}: {failure.strerror or failure}") from None
 
 
-def options_of(max_receive_bytes: int, max_send_bytes: int, min_ping_interval: float) -> Sequence[tuple[str, int]]:
-    """Return the options of a gRPC server."""
+def options_of(
+    max_receive_bytes: int, max_send_bytes: int, min_ping_interval: float, *, shared: bool
+) -> Sequence[tuple[str, int]]:
+    """Return the options of a gRPC server. ``shared``: the port belongs to other workers, too."""
     return (
-        ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share its calls
+        ("grpc.so_reuseport", int(shared)),  # a server nobody knows of must fail, not share the calls
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
