@@ -8,10 +8,12 @@ Exit codes: 0 after a drain, 1 when it cannot start, its worker failed or doctor
 
 import argparse
 import asyncio
+import contextlib
 import importlib.metadata
 import json
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
@@ -68,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(warnings, error.problems)
     for warning in warnings:
         _log.warning("%s", warning)
+    _allow_files()
     try:
         _run(serve(settings, parts, redactor, announce))
     except StartError as error:
@@ -186,6 +189,14 @@ async def _end_tasks() -> None:
         _, left = await asyncio.wait(tasks, timeout=LINGER)
         for task in left:
             _log.error("task %s ignores its cancellation; the process ends without it", task.get_name())
+
+
+def _allow_files() -> None:
+    """Take as many open files as this process may have: a run needs a socket, and the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # some systems say "unlimited" and mean less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(address: str) -> None:

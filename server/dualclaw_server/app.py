@@ -364,7 +364,7 @@ async def engine_server(
         stack.push_async_callback(parts.store.close)
         server = EngineServer(
             settings,
-            Runner(parts.store, parts.agents, model=parts.model),
+            Runner(parts.store, parts.agents, model=parts.model, capacity=settings.capacity),
             parts.access,
             redactor=redactor,
             provider=parts.provider,

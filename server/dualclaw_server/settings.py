@@ -163,6 +163,8 @@ class Settings(BaseModel):
     """Seconds for an answer that is not streamed."""
     agents: Annotated[str, AfterValidator(_reference)] = ""
     """``MODULE:ATTRIBUTE`` of an Agent, a list or a function, several by commas; none: the assistant that ships."""
+    capacity: int = Field(1_000, ge=1, le=1_000_000)
+    """Runs at work at once in this process; more wait."""
     keys_file: FilePath | None = None
     """JSON ``[{"key_sha256", "tenant", "subject", "roles"}]`` of who may call; none: anybody on this machine."""
     allow_anonymous: bool = False

@@ -3,6 +3,7 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -12,8 +13,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from dualclaw import ListRunsRequest
-from dualclaw.rpc import EngineServiceAsyncStub
+from dualclaw import InspectRunRequest, ListRunsRequest
+from dualclaw.rpc import EngineServiceAsyncStub, OperatorServiceAsyncStub
 from tests.server.conftest import ask
 
 READY = "dualclaw-server listening on "
@@ -239,3 +240,48 @@ async def test_spans_are_exported_where_the_standard_names_say_and_before_it_is_
     (span,) = [span for scope in resource.scope_spans for span in scope.spans]
     assert span.name == "/dualclaw.v1.EngineService/Run"
     assert {event.trace_id for event in events} == {span.trace_id.hex()}
+
+
+async def test_runs_beyond_the_capacity_wait(tmp_path: Path) -> None:
+    """With one place, nobody works on a second run while the first is at work."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"name": "s", "turns": [{"say": [{"text": "a"}, {"hang": True}]}]}))
+    options = ("--listen", "127.0.0.1:0", "--store", "memory:", "--model", f"scripted:{script}")
+    async with (
+        command(*options, environ={"DUALCLAW_CAPACITY": "1", "DUALCLAW_GRACE": "0"}) as process,
+        grpc.aio.insecure_channel(await address_of(process)) as channel,
+        asyncio.timeout(20),
+    ):
+        engine = EngineServiceAsyncStub(channel)
+        first = engine.Run(ask("one"))
+        while not any(event.WhichOneof("payload") == "delta" for event in (await first.read()).events):
+            pass
+        second = engine.Run(ask("two"))
+        while len((runs := await engine.ListRuns(ListRunsRequest())).runs) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        operators = OperatorServiceAsyncStub(channel)
+        seen = [await operators.InspectRun(InspectRunRequest(run_id=run.id)) for run in runs.runs]
+        assert [bool(run.worker) for run in sorted(seen, key=lambda run: run.run.create_time.ToNanoseconds())] == [
+            True,
+            False,
+        ]
+        first.cancel()
+        second.cancel()
+
+
+async def test_it_takes_as_many_open_files_as_it_may() -> None:
+    """The soft limit of open files, 1,024 on most systems, is raised to the hard one: every run needs a socket."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    starter = f"ulimit -Sn 256; exec {sys.executable} -m dualclaw_server --listen 127.0.0.1:0 --store memory:"
+    environ = {**os.environ, "DUALCLAW_MODEL": "scripted"}
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", starter, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await address_of(process)
+        limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()  # noqa: ASYNC240  # no file on a disk
+    finally:
+        process.kill()
+        await process.wait()
+    [line] = [line for line in limits if line.startswith("Max open files")]
+    assert line.split()[3:5] == [str(hard), str(hard)]
