@@ -1,7 +1,11 @@
-"""Our agent of the benchmarks: the two tools of the tool scenario, and nothing an ordinary agent would not have."""
+"""Our agents of the benchmarks: the two tools of the tool scenario, and nothing an ordinary agent would not have.
+
+``bench`` is what everything is measured with; ``asking`` waits for people before it calls a tool.
+"""
 
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.tool import tool
+from dualclaw_server.interceptors.hitl import HitlInterceptor
 
 INSTRUCTIONS = "You are a helpful assistant. Use the tools."
 
@@ -26,4 +30,8 @@ async def population(city: str) -> str:
     return f"{city}: 24 million"
 
 
-AGENTS = (Agent("bench", instructions=INSTRUCTIONS, tools=[weather, population]),)
+_TOOLS = (weather, population)
+AGENTS = (
+    Agent("bench", instructions=INSTRUCTIONS, tools=_TOOLS),
+    Agent("asking", instructions=INSTRUCTIONS, tools=_TOOLS, interceptors=[HitlInterceptor(default=True)]),
+)

@@ -3,8 +3,8 @@
 It reads commands from stdin, one JSON object a line, does one after the other, and answers each with one line; before
 that come lines with a ``mark`` where one was asked for.
 
-run      so many answers at once (or ``one_by_one``); with ``window`` a mark when all have begun and when the first is
-         about to end, each with the pieces and tokens that had come
+run      so many answers at once (or ``one_by_one``), to our engine over so many ``channels``; with ``window`` a mark when
+         all have begun and when the first is about to end, each with the pieces and tokens that had come
 turns    so many turns of one conversation
 hold     answers that stay open; the reply comes when all have begun
 release  has the provider end them, and waits for their ends
@@ -76,9 +76,10 @@ class Load:
                 await self._sources.answer(command["kind"], command["address"], answer)
         else:
             async with asyncio.TaskGroup() as group:
-                for answer in answers:
+                for number, answer in enumerate(answers):
                     answer.begun = time.perf_counter()
-                    group.create_task(self._sources.answer(command["kind"], command["address"], answer))
+                    channel = number % command.get("channels", 1)
+                    group.create_task(self._sources.answer(command["kind"], command["address"], answer, channel))
         seconds = time.perf_counter() - began
         events = sum(answer.events for answer in answers)
         return {"seconds": seconds, "events": events, "firsts": [answer.first for answer in answers]}

@@ -26,7 +26,7 @@ from tests.bench.raw import METHOD
 
 LONGEST_LINE = 64 << 20
 _ROUND = len(text_of(len(TOKENS)))
-_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
+_OPTIONS = (("grpc.max_receive_message_length", 256 << 20), ("grpc.use_local_subchannel_pool", 1))
 
 
 class WrongAnswer(Exception):
@@ -92,18 +92,18 @@ class Sources:
     """The servers by kind and address; connections by gRPC are kept, as clients keep them."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
 
     async def close(self) -> None:
         """Close every channel."""
         for channel in self._channels.values():
             await channel.close()
 
-    async def answer(self, kind: str, address: str, progress: Progress) -> None:
+    async def answer(self, kind: str, address: str, progress: Progress, channel: int = 0) -> None:
         """Ask for one answer and note what comes, to its end. Raises WrongAnswer."""
         match kind:
             case "engine":
-                await self._engine(address, progress)
+                await self._engine(self.channel(address, channel), progress)
             case "raw":
                 await self._raw(address, progress)
             case "original" | "peer" | "raw-http":
@@ -112,17 +112,17 @@ class Sources:
                 raise ValueError(f"no such kind of server: {kind}")
         progress.check()
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to an address."""
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return self._channels[address]
+    def channel(self, address: str, number: int = 0) -> grpc.aio.Channel:
+        """Return a channel to an address; each number has a connection of its own."""
+        if (address, number) not in self._channels:
+            self._channels[address, number] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return self._channels[address, number]
 
-    async def _engine(self, address: str, progress: Progress) -> None:
+    async def _engine(self, channel: grpc.aio.Channel, progress: Progress) -> None:
         message = Message(role=Role.ROLE_USER, parts=[ContentPart(text=progress.ask.text)])
         request = RunRequest(message=message, conversation_id=progress.ask.conversation, claw="bench")
         ended = False
-        async for response in EngineServiceAsyncStub(self.channel(address)).Run(request):
+        async for response in EngineServiceAsyncStub(channel).Run(request):
             for event in response.events:
                 ended = _note(event, progress)
         if not ended:

@@ -90,17 +90,17 @@ class Stage:
         gateway = await self._child("raw-gateway", [*command, "--lifespan", "off"], {"BENCH_RAW": raw.address})
         return Target("raw ASGI and grpc.aio", "raw-http", f"{gateway.address}/", (gateway,))
 
-    async def engine(self, store: str = "sqlite", use: str = "") -> Target:
-        """Return an engine with a store of its own; another ``use`` is another engine."""
+    async def engine(self, store: str = "sqlite", use: str = "", **more: str) -> Target:
+        """Return an engine with a store of its own; another ``use`` is another engine, ``more`` are settings of it."""
         name = "-".join(filter(None, ("engine", store, use)))
-        path = self.store_file(use)
         settings = {
             "DUALCLAW_LISTEN": "127.0.0.1:0",
-            "DUALCLAW_STORE": "memory:" if store == "memory" else f"sqlite:{path}",
+            "DUALCLAW_STORE": "memory:" if store == "memory" else f"sqlite:{self.store_file(use)}",
             "DUALCLAW_MODEL": "openai:bench",
             "DUALCLAW_MODEL_BASE_URL": await self.provider(),
             "DUALCLAW_MODEL_API_KEY": "none",
             "DUALCLAW_AGENTS": "tests.bench.agent:AGENTS",
+            **more,
         }
         server = await self._child(name, [str(BIN / "dualclaw-server")], settings)
         return Target(f"engine, {store}", "engine", server.address, (server,))
@@ -109,11 +109,11 @@ class Stage:
         """Return where the SQLite store of an engine is."""
         return self._folder / f"store-{use or 'main'}.db"
 
-    async def web(self) -> Target:
-        """Return our gateway before the engine with SQLite; the CPU of both counts."""
-        engine = await self.engine()
+    async def web(self, engine: Target | None = None, use: str = "") -> Target:
+        """Return our gateway before an engine, the one with SQLite by default; the CPU of both counts."""
+        engine = engine or await self.engine()
         settings = {"DUALCLAW_WEB_LISTEN": "127.0.0.1:0", "DUALCLAW_ENGINE": engine.address}
-        gateway = await self._child("gateway", [str(BIN / "dualclaw-web")], settings)
+        gateway = await self._child("-".join(filter(None, ("gateway", use))), [str(BIN / "dualclaw-web")], settings)
         return Target(
             "engine and gateway", "original", f"{gateway.address}/messages/stream", (*engine.servers, gateway)
         )
