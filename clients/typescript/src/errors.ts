@@ -56,6 +56,7 @@ export interface Judged {
 export function judge(thrown: unknown): Judged {
   if (thrown instanceof EngineError) return { error: thrown, own: true };
   const status = ConnectError.from(thrown);
+  if (status.cause instanceof EngineError) return { error: status.cause, own: true }; // an interceptor threw it
   let reason = FALLBACK.get(status.code) ?? "INTERNAL";
   let own = false;
   let metadata: Record<string, string> = {};
@@ -63,16 +64,23 @@ export function judge(thrown: unknown): Judged {
   let retryAfterMs: number | undefined;
   for (const detail of status.details) {
     if (!("value" in detail) || !(detail.value instanceof Uint8Array)) continue;
-    const kind = (detail as { type: string }).type;
-    if (kind === "google.rpc.ErrorInfo") {
-      const info = errorInfo(detail.value);
-      if (info.domain !== DOMAIN) continue;
-      ({ reason, metadata } = info);
-      own = true;
-    } else if (kind === "google.rpc.BadRequest") {
-      fields = violations(detail.value);
-    } else if (kind === "google.rpc.RetryInfo") {
-      retryAfterMs = retryDelay(detail.value);
+    try {
+      switch ((detail as { type: string }).type) {
+        case "google.rpc.ErrorInfo": {
+          const info = errorInfo(detail.value);
+          if (info.domain !== DOMAIN) break;
+          ({ reason, metadata } = info);
+          own = true;
+          break;
+        }
+        case "google.rpc.BadRequest":
+          fields = violations(detail.value);
+          break;
+        case "google.rpc.RetryInfo":
+          retryAfterMs = retryDelay(detail.value);
+      }
+    } catch {
+      // A detail that cannot be read must not hide the failure that it details.
     }
   }
   const details = { code: status.code, metadata, fields, retryAfterMs, cause: thrown };

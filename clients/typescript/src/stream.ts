@@ -1,9 +1,12 @@
+import { setMaxListeners } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { create } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
 
-import { EngineError, judge } from "./errors.js";
+import { EngineError } from "./errors.js";
+import { Lost, lostBy } from "./lost.js";
+import type { Reconnect } from "./reconnect.js";
 import {
   AttachRequestSchema,
   type AttachRequest, type EngineEvent, type ResumeRequest, type RunRequest,
@@ -15,19 +18,9 @@ import {
 // - A start whose answer got lost is sent again with its request_id; once an event was seen, Attach goes on after it.
 // - The engine's own refusal is final. Of an attach, those are not that pass by themselves.
 // - Trouble ends by progress. Without a new event for `reconnect.totalMs` the stream fails.
-// - "Nobody listens there" at the very first attempt fails at once: waiting would not help who has mistyped.
-
-/** How a lost stream is taken up again; all in milliseconds. */
-export interface Reconnect {
-  /** Longest time without a new event before the stream fails; 0: never reconnect. */
-  totalMs: number;
-  /** Wait before the second attempt, doubled each time and spread by chance; the first one is made at once. */
-  firstMs: number;
-  /** Longest wait between two attempts. */
-  longestMs: number;
-}
-
-export const RECONNECT: Readonly<Reconnect> = { totalMs: 60_000, firstMs: 100, longestMs: 3_000 };
+// - "Nobody listens there" at the very first attempt fails at once: waiting would not help who has mistyped. A client
+//   that has reached its engine before waits: the address is right, and the engine restarts. `startMs` bounds both.
+// - What the program's own token or interceptor throws is no loss of a start, only of a stream that was there already.
 
 /** What a stream begins with. */
 export type Start =
@@ -55,50 +48,7 @@ const CONVERSATION_ID = "dualclaw-conversation-id";
 const START_TIMEOUT_MS = 30_000;
 const HEADERLESS_WAIT_MS = 1_000;
 const STATUS_WAIT_MS = 500;
-
-const START_LOST = new Set([Code.Unavailable, Code.Internal, Code.Canceled, Code.Unknown]);
-const ATTACH_LOST = new Set([...START_LOST, Code.Aborted, Code.ResourceExhausted, Code.DeadlineExceeded]);
-const ATTACH_LATER = new Set(["STORE_UNAVAILABLE", "OVERLOADED", "QUOTA_EXCEEDED", "SLOW_CLIENT"]);
-const NO_CONNECTION = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "ENOENT"]);
-
-/** A call that ended without OK; what is done about it depends on when. */
-class Lost extends Error {
-  constructor(
-    readonly error: EngineError,
-    /** The transport failed, so a start may be sent again. */
-    readonly again: boolean,
-    /** An attach may be tried again. */
-    readonly attach: boolean,
-    readonly connected = true,
-  ) {
-    super(error.message);
-  }
-}
-
-function lostBy(thrown: unknown, place: string): Lost {
-  if (thrown instanceof Lost) return thrown;
-  const { error, own } = judge(thrown);
-  if (own) return new Lost(error, false, ATTACH_LATER.has(error.reason));
-  const connected = !NO_CONNECTION.has(causeCode(thrown));
-  let said = error;
-  if (START_LOST.has(error.code)) {
-    const text = connected
-      ? `the connection to the engine at ${place} broke: ${error.message}`
-      : `no engine answers at ${place}: ${error.message}`;
-    said = new EngineError("STORE_UNAVAILABLE", text, { code: error.code, unreachable: true, cause: thrown });
-  } else if (error.code === Code.Unimplemented) {
-    const text = `what answers at ${place} is no dualclaw engine, or one of another version: ${error.message}`;
-    said = new EngineError("INTERNAL", text, { code: error.code, cause: thrown });
-  }
-  return new Lost(said, START_LOST.has(error.code), ATTACH_LOST.has(error.code), connected);
-}
-
-function causeCode(thrown: unknown): string {
-  for (let at = thrown; at instanceof Error; at = at.cause) {
-    if ("code" in at && typeof at.code === "string") return at.code;
-  }
-  return "";
-}
+const LONGEST_TIMER_MS = 2 ** 31 - 1; // Node takes a longer one for 1 ms
 
 /**
  * The events of a run or segment, each once and in order, over lost connections. Iterate it once; leaving the loop, or
@@ -120,11 +70,16 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
   readonly #place: string;
   readonly #oneSegment: boolean;
   readonly #closing = new AbortController();
-  readonly #signal: AbortSignal;
+  readonly #signal = this.#closing.signal;
+  readonly #unlink: () => void;
   #call: Call | undefined;
+  #iterated = false;
+  /** There has been an engine at this place. */
+  #reached: boolean;
   #seen: number;
   #accepted = false;
   #ended = false;
+  #closed = false;
   #stalled = false;
   /** An attach is open and has brought no message yet. */
   #refusable = false;
@@ -132,13 +87,19 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
   #troubleSince: number | undefined;
 
   /** @internal */
-  constructor(open: OpenCall, start: Start, reconnect: Reconnect, place: string, signal: AbortSignal | undefined) {
+  constructor(
+    open: OpenCall, start: Start, reconnect: Reconnect, reached: boolean, place: string, signals: AbortSignal[],
+  ) {
     this.#open = open;
+    this.#reached = reached;
     this.#start = start;
     this.#reconnect = reconnect;
     this.#place = place;
     this.#oneSegment = start.rpc !== "attach";
-    this.#signal = signal ? AbortSignal.any([signal, this.#closing.signal]) : this.#closing.signal;
+    this.#unlink = link(signals, (reason) => {
+      this.#closing.abort(reason);
+      this.#hangUp();
+    });
     this.runId = start.rpc === "run" ? "" : start.request.runId;
     this.conversationId = start.rpc === "run" ? start.request.conversationId : "";
     this.lastSeq = this.#seen = start.rpc === "attach" ? start.request.afterSeq : 0;
@@ -156,6 +117,7 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
         this.#hangUp();
         this.#signal.throwIfAborted();
         const lost = lostBy(thrown, this.#place);
+        this.#reached ||= lost.connected;
         if (!this.#mayRepeat(lost)) throw lost.error;
         await this.#pause(lost);
       }
@@ -164,7 +126,8 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
 
   /** Ends the call at once; the run goes on. Whoever still reads sees the end of the stream. */
   close(): void {
-    this.#ended = true;
+    this.#closed = this.#ended = true;
+    this.#unlink();
     this.#closing.abort();
     this.#hangUp();
   }
@@ -173,18 +136,40 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
     this.close();
   }
 
-  async *[Symbol.asyncIterator](): AsyncGenerator<EngineEvent, void, undefined> {
+  [Symbol.asyncIterator](): AsyncGenerator<EngineEvent, void, undefined> {
+    if (this.#iterated) {
+      throw new TypeError("a stream is read once; attach with its runId and lastSeq goes on after it");
+    }
+    this.#iterated = true;
+    const events = this.#events();
+    const leave = events.return.bind(events);
+    // A generator that has not begun, or waits for an event, would not hear of it.
+    events.return = (value) => {
+      this.close();
+      return leave(value);
+    };
+    return events;
+  }
+
+  async *#events(): AsyncGenerator<EngineEvent, void, undefined> {
     try {
       while (!this.#ended) {
         for (const event of await this.#next()) {
+          if (this.#signal.aborted) break;
           this.lastSeq = Math.max(this.lastSeq, event.seq);
           yield event;
         }
+        if (this.#signal.aborted) this.#leave();
       }
       await this.#awaitStatus();
     } finally {
       this.close();
     }
+  }
+
+  /** Ends what the signal has aborted: with its reason, or in silence after close. */
+  #leave(): void {
+    if (!this.#closed) this.#signal.throwIfAborted();
   }
 
   /** Reads one message, or takes up a lost stream; returns what is new of it. */
@@ -251,7 +236,12 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
 
   #mayRepeat(lost: Lost): boolean {
     if (this.#accepted) return lost.attach;
-    return lost.again && (lost.connected || this.#troubleSince !== undefined);
+    return lost.again && (lost.connected || this.#patience() > 0);
+  }
+
+  /** How long a start waits while nobody answers. */
+  #patience(): number {
+    return this.#reconnect.startMs ?? (this.#reached ? this.#reconnect.totalMs : 0);
   }
 
   async #openCall(): Promise<void> {
@@ -263,10 +253,10 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
     }
     this.#refusable = start.rpc === "attach";
     const hangUp = new AbortController();
-    const signal = AbortSignal.any([this.#signal, hangUp.signal]);
+    if (this.#signal.aborted) hangUp.abort(this.#signal.reason);
     let named = false;
     const headers = deferred();
-    const messages = this.#open(start, signal, (found) => {
+    const messages = this.#open(start, hangUp.signal, (found) => {
       const runId = found.get(RUN_ID);
       if (!runId) return;
       this.runId = runId;
@@ -309,7 +299,9 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
       delay = Math.max(delay, lost.error.retryAfterMs ?? 0);
     }
     this.#attempts += 1;
-    if (now + delay - this.#troubleSince >= totalMs) {
+    delay = Math.min(delay, LONGEST_TIMER_MS);
+    const limit = this.#accepted || lost.connected ? totalMs : this.#patience();
+    if (now + delay - this.#troubleSince >= limit) {
       if (!this.#accepted) throw lost.error;
       const text = `the stream was lost and not taken up again within ${totalMs / 1000} s (${this.#position()})`;
       const details = { code: Code.Unavailable, unreachable: true, cause: lost.error };
@@ -322,8 +314,11 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
   /** Lets the call end by itself after its last event, so that both sides record OK and no cancellation. */
   async #awaitStatus(): Promise<void> {
     if (!this.#call) return;
+    const late = new AbortController();
     const rest = this.#receive().catch(() => undefined);
-    await Promise.race([rest, sleep(STATUS_WAIT_MS, undefined, { ref: false })]);
+    const timeout = sleep(STATUS_WAIT_MS, undefined, { signal: late.signal, ref: false }).catch(() => undefined);
+    await Promise.race([rest, timeout]);
+    late.abort();
   }
 
   #position(): string {
@@ -334,6 +329,18 @@ export class RunStream implements AsyncIterable<EngineEvent>, AsyncDisposable {
     this.#call?.hangUp.abort();
     this.#call = undefined;
   }
+}
+
+/** Calls `leave` when one of the signals is aborted. Returns what ends that: a signal may outlive many streams. */
+function link(signals: AbortSignal[], leave: (reason: unknown) => void): () => void {
+  const links = signals.map((signal) => ({ signal, heard: () => leave(signal.reason) }));
+  for (const { signal, heard } of links) {
+    setMaxListeners(0, signal); // any number of streams may hang on one signal; that is no leak to warn of
+    signal.addEventListener("abort", heard, { once: true });
+  }
+  return () => {
+    for (const { signal, heard } of links) signal.removeEventListener("abort", heard);
+  };
 }
 
 /** Promise.withResolvers, which Node 20 lacks. */

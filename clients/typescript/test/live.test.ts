@@ -1,6 +1,7 @@
 // These tests speak to the agent "conformance" of a real engine; tests/clients/languages of the repository starts it
 // and sets DUALCLAW_ENGINE and DUALCLAW_CONTROL.
 import assert from "node:assert/strict";
+import { connect, createServer, type AddressInfo, type Socket } from "node:net";
 import { describe, it } from "node:test";
 
 import { equals } from "@bufbuild/protobuf";
@@ -162,6 +163,41 @@ describe("live", { skip, timeout: 120_000 }, () => {
     const found = [];
     for await (const run of client.runs({ pageSize: 1, conversationId })) found.push(run.id);
     assert.deepEqual(found, [runId]);
+  });
+
+  it("live connections cut after any number of bytes lose and double nothing", async (t) => {
+    const [host, port] = target.split(":");
+    const sockets = new Set<Socket>();
+    let limit = 0;
+    const proxy = createServer((near) => {
+      const far = connect(Number(port), host);
+      let left = (limit += 61); // each connection lives a little longer, so that all end in the end
+      far.on("data", (bytes) => {
+        near.write(bytes.subarray(0, left));
+        left -= bytes.length;
+        if (left <= 0) near.destroy();
+      });
+      near.on("data", (bytes) => far.write(bytes));
+      for (const [one, other] of [[near, far], [far, near]] as const) {
+        sockets.add(one);
+        one.on("error", () => undefined).on("close", () => other.destroy());
+      }
+    });
+    await new Promise<void>((listening) => proxy.listen(0, "127.0.0.1", listening));
+    t.after(() => {
+      for (const socket of sockets) socket.destroy();
+      proxy.close();
+    });
+    const { port: near } = proxy.address() as AddressInfo;
+    for (const name of ["text", "tool", "rewind"]) {
+      limit = 0;
+      using cut = new EngineClient(`127.0.0.1:${near}`, { reconnect: { firstMs: 1, longestMs: 5 } });
+      const direct = await collect(await client.run(scenario(name)));
+      const events = await collect(await cut.run(scenario(name)));
+      checkRules(events);
+      assert.equal(events.length, direct.length);
+      assert.ok(limit > 61, "no connection was cut");
+    }
   });
 
   it("live kill loses and doubles nothing", async () => {

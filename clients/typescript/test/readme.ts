@@ -11,14 +11,15 @@ export async function readme(runId: string, lastSeq: number): Promise<unknown> {
     if (event.payload.case === "delta") process.stdout.write(event.payload.value.content);
   }
 
+  const asking = await client.ask("Pay 5 to Ann.");
   const view = new RunView();
-  for await (const event of stream) view.apply(event);
+  for await (const event of asking) view.apply(event);
   const decisions = view.interrupts.map((item) => {
     console.log(item.prompt, item.toolName, item.argsJson);
     // With its hash, what was shown is approved and nothing else.
     return { interruptId: item.id, action: DecisionAction.APPROVE, argsHash: item.argsHash };
   });
-  const next = await client.resume({ runId: stream.runId, decisions });
+  const next = await client.resume({ runId: asking.runId, decisions });
 
   // In another process, or tomorrow: everything after what was seen, then what comes.
   const later = await client.attach({ runId, afterSeq: lastSeq, wait: true });

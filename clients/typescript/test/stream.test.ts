@@ -1,90 +1,14 @@
 import assert from "node:assert/strict";
-import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
-import type { AddressInfo } from "node:net";
-import { describe, it, type TestContext } from "node:test";
+import { getEventListeners } from "node:events";
+import { createServer } from "node:net";
+import { describe, it } from "node:test";
 
 import { create } from "@bufbuild/protobuf";
-import { BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
-import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
-import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { Code } from "@connectrpc/connect";
 
-import { EngineClient, EngineError, type RunStream } from "../src/index.js";
-import {
-  EngineEventSchema, EngineService, type AttachRequest, type EngineEvent, type RunRequest,
-} from "../src/v1.js";
-
-type Step = EngineEvent | EngineEvent[] | ConnectError | "hang";
-
-/** Plays one script per call, in order, over a real socket: events are sent, an error ends the call. */
-class FakeEngine {
-  readonly runs: RunRequest[] = [];
-  readonly attaches: AttachRequest[] = [];
-  headers = true;
-
-  constructor(private readonly scripts: Step[][]) {}
-
-  async *play(context: HandlerContext): AsyncGenerator<{ events: EngineEvent[] }> {
-    const script = this.scripts.shift() ?? [new ConnectError("no script is left", Code.Internal)];
-    if (this.headers && !(script[0] instanceof ConnectError)) {
-      context.responseHeader.set("dualclaw-run-id", "r");
-      context.responseHeader.set("dualclaw-conversation-id", "c");
-    }
-    for (const step of script) {
-      if (step instanceof ConnectError) throw step;
-      if (step === "hang") await new Promise((_, reject) => context.signal.addEventListener("abort", () => reject(context.signal.reason)));
-      else yield { events: Array.isArray(step) ? step : [step] };
-    }
-  }
-}
-
-async function serve(t: TestContext, ...scripts: Step[][]): Promise<[FakeEngine, EngineClient, Http2Server]> {
-  const fake = new FakeEngine(scripts);
-  const server = createServer(connectNodeAdapter({
-    connect: false,
-    grpcWeb: false,
-    routes: (router) => router.service(EngineService, {
-      run: (request, context) => (fake.runs.push(request), fake.play(context)),
-      attach: (request, context) => (fake.attaches.push(request), fake.play(context)),
-    }),
-  }));
-  const sessions = new Set<ServerHttp2Session>();
-  server.on("session", (session) => sessions.add(session));
-  await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
-  t.after(() => {
-    for (const session of sessions) session.destroy();
-    server.close();
-  });
-  const client = new EngineClient(`127.0.0.1:${(server.address() as AddressInfo).port}`, {
-    reconnect: { firstMs: 1, totalMs: 3000 },
-  });
-  return [fake, client, server];
-}
-
-const delta = (seq: number, content: string) =>
-  create(EngineEventSchema, { seq, runId: "r", payload: { case: "delta", value: { content } } });
-const done = (seq: number) =>
-  create(EngineEventSchema, { seq, runId: "r", payload: { case: "done", value: {} } });
-const broken = () => new ConnectError("the connection broke", Code.Unavailable);
-
-/** An error as the engine words it. */
-function refusal(code: Code, reason: string, metadata: Record<string, string> = {}): ConnectError {
-  const info = new BinaryWriter().tag(1, WireType.LengthDelimited).string(reason)
-    .tag(2, WireType.LengthDelimited).string("dualclaw");
-  for (const [key, value] of Object.entries(metadata)) {
-    const entry = new BinaryWriter().tag(1, WireType.LengthDelimited).string(key)
-      .tag(2, WireType.LengthDelimited).string(value);
-    info.tag(3, WireType.LengthDelimited).bytes(entry.finish());
-  }
-  const error = new ConnectError("refused", code);
-  error.details.push({ type: "google.rpc.ErrorInfo", value: info.finish() } as never);
-  return error;
-}
-
-async function seqs(stream: RunStream): Promise<number[]> {
-  const found: number[] = [];
-  for await (const event of stream) found.push(event.seq);
-  return found;
-}
+import { EngineClient, EngineError } from "../src/index.js";
+import { RunRequestSchema } from "../src/v1.js";
+import { broken, delta, done, freePort, refusal, seqs, serve, serveAt, until } from "./fake.js";
 
 describe("a stream", { timeout: 30_000 }, () => {
   it("is taken up again after the last event seen; what comes twice is skipped", async (t) => {
@@ -177,10 +101,7 @@ describe("a stream", { timeout: 30_000 }, () => {
   });
 
   it("to nobody fails at once", async () => {
-    const server = createServer();
-    await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
-    const { port } = server.address() as AddressInfo;
-    await new Promise((closed) => server.close(closed));
+    const port = await freePort();
     await assert.rejects(new EngineClient(`127.0.0.1:${port}`).ask("hi"), (error: unknown) => {
       assert.ok(error instanceof EngineError && error.unreachable);
       assert.match(error.message, /no engine answers/);
@@ -189,6 +110,184 @@ describe("a stream", { timeout: 30_000 }, () => {
   });
 });
 
-it("an address that is none is refused when the client is made", () => {
-  assert.throws(() => new EngineClient("http://127.0.0.1:50051"), /HOST:PORT/);
+describe("a stream that is left", { timeout: 30_000 }, () => {
+  it("before its first read ends the call", async (t) => {
+    const [fake, client] = await serve(t, [delta(1, "a"), "hang"]);
+    await (await client.ask("hi"))[Symbol.asyncIterator]().return();
+    await until(() => fake.left === 1);
+  });
+
+  it("during a read ends the call, and the read with it", async (t) => {
+    const [fake, client] = await serve(t, [delta(1, "a"), "hang"]);
+    const events = (await client.ask("hi"))[Symbol.asyncIterator]();
+    await events.next();
+    const reading = events.next();
+    await events.return();
+    assert.equal((await reading).done, true);
+    await until(() => fake.left === 1);
+  });
+
+  it("during the wait for the next attempt ends at once", async (t) => {
+    const reconnect = { firstMs: 600_000, longestMs: 600_000, totalMs: Infinity };
+    const [fake, client] = await serveAt(t, 0, { reconnect },
+      [delta(1, "a"), broken()], [broken()]);
+    const leaving = new AbortController();
+    const stream = await client.ask("hi", { signal: leaving.signal });
+    const reading = seqs(stream);
+    await until(() => fake.attaches.length === 1);
+    leaving.abort(new Error("enough"));
+    await assert.rejects(reading, /enough/);
+    assert.equal(fake.attaches.length, 1);
+  });
+
+  it("gives nothing more, also of what came in one message", async (t) => {
+    const batch = [delta(1, "a"), delta(2, "b"), done(3)];
+    const [, client] = await serve(t, [batch], [batch]);
+    const closed = await client.ask("hi");
+    const found: number[] = [];
+    for await (const event of closed) {
+      found.push(event.seq);
+      closed.close();
+    }
+    assert.deepEqual([found, closed.lastSeq], [[1], 1]);
+    const leaving = new AbortController();
+    await assert.rejects(async () => {
+      for await (const _ of await client.ask("hi", { signal: leaving.signal })) leaving.abort();
+    }, { name: "AbortError" });
+  });
+
+  it("leaves nothing at a signal that lives on", async (t) => {
+    const [, client] = await serve(t, [broken()], [delta(1, "a"), broken()], [done(2)]);
+    const { signal } = new AbortController();
+    const stream = await client.ask("hi", { signal });
+    assert.equal(getEventListeners(signal, "abort").length, 1);
+    await seqs(stream);
+    assert.deepEqual(getEventListeners(signal, "abort"), []);
+  });
+
+  it("may share its signal with any number of others", async (t) => {
+    const [, client] = await serve(t, ...Array.from({ length: 20 }, () => [delta(1, "a"), "hang" as const]));
+    const leaving = new AbortController();
+    const warnings: Error[] = [];
+    const warned = (warning: Error) => void warnings.push(warning);
+    process.on("warning", warned);
+    t.after(() => process.off("warning", warned));
+    const streams = await Promise.all(Array.from({ length: 20 }, () => client.ask("hi", { signal: leaving.signal })));
+    const readings = streams.map((stream) => assert.rejects(seqs(stream), { name: "AbortError" }));
+    leaving.abort();
+    await Promise.all(readings);
+    assert.deepEqual(warnings, []);
+  });
+
+  it("is read once; another reader is told so", async (t) => {
+    const [, client] = await serve(t, [delta(1, "a"), done(2)]);
+    const stream = await client.ask("hi");
+    await seqs(stream);
+    await assert.rejects(seqs(stream), { name: "TypeError", message: /attach/ });
+  });
+});
+
+it("text that is not well formed reaches the engine as U+FFFD", async (t) => {
+  const [fake, client] = await serve(t, [done(1)]);
+  await seqs(await client.ask("a\ud800b"));
+  assert.equal(fake.runs[0]!.message!.parts[0]!.part.value, "a\ufffdb");
+});
+
+describe("a start", { timeout: 30_000 }, () => {
+  it("leaves the caller's request as it is, so that it starts a second run", async (t) => {
+    const [fake, client] = await serve(t, [done(1)], [done(1)]);
+    const request = create(RunRequestSchema, {});
+    await seqs(await client.run(request));
+    await seqs(await client.run(request));
+    assert.equal(request.requestId, "");
+    assert.notEqual(fake.runs[0]!.requestId, fake.runs[1]!.requestId);
+  });
+
+  it("whose connection is reset is sent again", async (t) => {
+    let resets = 0;
+    const server = createServer((socket) => {
+      resets += 1;
+      socket.resetAndDestroy();
+    });
+    await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
+    t.after(() => server.close());
+    const { port } = server.address() as { port: number };
+    const client = new EngineClient(`127.0.0.1:${port}`, { reconnect: { totalMs: 2000, firstMs: 1 } });
+    await assert.rejects(client.ask("hi"), { name: "EngineError", unreachable: true });
+    assert.ok(resets > 1);
+  });
+
+  it("that the program itself spoils fails at once with the cause", async (t) => {
+    const [fake] = await serve(t);
+    const options = { reconnect: { totalMs: Infinity } };
+    const sealed = new Error("the vault is sealed");
+    for (const spoilt of [
+      { ...options, token: () => Promise.reject(sealed) },
+      { ...options, interceptors: [() => () => Promise.reject(sealed)] },
+    ]) {
+      const [, client] = await serveAt(t, 0, spoilt, [done(1)]);
+      await assert.rejects(client.ask("hi"), (error: unknown) => {
+        assert.ok(error instanceof EngineError && !error.unreachable);
+        assert.match(error.message, /the vault is sealed/);
+        assert.equal(error.cause, sealed);
+        return true;
+      });
+    }
+    assert.equal(fake.runs.length, 0);
+  });
+
+  it("that cannot be written is an invalid request", async (t) => {
+    const [fake, client] = await serve(t);
+    const told = { reason: "INVALID_REQUEST", message: /max_steps/ };
+    await assert.rejects(client.run({ options: { maxSteps: 1.5 } }), told);
+    assert.equal(fake.runs.length, 0);
+  });
+
+  it("by TLS to an engine without fails at once", async (t) => {
+    const [, , server] = await serve(t);
+    const { port } = server.address() as { port: number };
+    const client = new EngineClient(`127.0.0.1:${port}`, { tls: true, reconnect: { totalMs: Infinity } });
+    await assert.rejects(client.ask("hi"), { name: "EngineError", unreachable: true, message: /no engine answers/ });
+  });
+
+  it("waits for an engine that was there before and is away for a moment", async (t) => {
+    const [fake, client, server] = await serve(t, [done(1)], [done(1)]);
+    const { port } = server.address() as { port: number };
+    await seqs(await client.ask("hi"));
+    await fake.stop();
+    const starting = client.ask("again").then(seqs);
+    await new Promise((later) => setTimeout(later, 50));
+    const [next] = await serveAt(t, port, {}, [done(1)]);
+    assert.deepEqual(await starting, [1]);
+    assert.equal(next.runs.length, 1);
+  });
+
+  it("waits no longer than startMs, and not at all with 0", async (t) => {
+    for (const startMs of [0, 200]) {
+      const [fake, client] = await serveAt(t, 0, { reconnect: { startMs, totalMs: Infinity } }, [done(1)]);
+      await seqs(await client.ask("hi"));
+      await fake.stop();
+      await assert.rejects(client.ask("again"), { unreachable: true, message: /no engine answers/ });
+    }
+  });
+
+  it("waits for an engine that was never there when startMs says so", async (t) => {
+    const port = await freePort();
+    const client = new EngineClient(`127.0.0.1:${port}`, { reconnect: { startMs: 20_000, firstMs: 1, longestMs: 50 } });
+    const starting = client.ask("hi").then(seqs);
+    await new Promise((later) => setTimeout(later, 50));
+    await serveAt(t, port, {}, [done(1)]);
+    assert.deepEqual(await starting, [1]);
+    client.close();
+  });
+
+  it("that waits for its engine ends with its signal", async () => {
+    const leaving = new AbortController();
+    const client = new EngineClient(`127.0.0.1:${await freePort()}`, {
+      reconnect: { startMs: Infinity, firstMs: 600_000, longestMs: 600_000 },
+    });
+    const starting = client.ask("hi", { signal: leaving.signal });
+    setTimeout(() => leaving.abort(), 50);
+    await assert.rejects(starting, { name: "AbortError" });
+  });
 });
