@@ -61,7 +61,7 @@ check: $(VENV)/.dev contract ## the quick half: protos, generated code, style, t
 	@$(BIN)/lint-imports
 
 contract: $(VENV)/.dev ## the contract gate alone: nothing that breaks a reader
-	@$(BIN)/buf breaking --against proto/baseline/v0.1.0.binpb
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dualclaw contract check --against proto/baseline/v0.1.0.binpb
 
 generate: $(VENV)/.dev ## proto/python from the .proto files
 	@$(BIN)/python proto/generate.py

@@ -83,6 +83,10 @@ def _main(argv: Sequence[str] | None, terminal: Terminal) -> int:
         return _doctor(args, terminal)
     if args.command == "contract":
         return contract_check.run(args, sys.stdout, sys.stderr)
+    if args.command == "conformance":
+        from dualclaw_clients.conformance import command as conformance  # noqa: PLC0415  # heavy, and for this alone
+
+        return conformance.run(args, sys.stdout, sys.stderr)
     if args.command == "run" and args.verb == "purge" and not args.yes and not cli_operate.is_meant(args.run, terminal):
         return FAILED
     for warning in unknown_names():

@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from dualclaw import BusyPolicy, Decision, DecisionAction, HistoryEdit, RememberScope, RetryMode, RunState
 from dualclaw_clients.cli_render import short_name
 from dualclaw_clients.command_line import checked, installed_version
+from dualclaw_clients.conformance import command_parser as conformance
 from dualclaw_clients.contract_check import command as contract_check
 from dualclaw_clients.settings import check_target
 
@@ -138,6 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
     switch.add_argument("state", choices=("on", "off"), metavar="on|off")
 
     contract_check.add_parser(commands)
+    conformance.add_parser(commands)
     return parser
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from dualclaw_clients.conformance.catalogue import checks_of
 from tests.toolchains import require
 
 from .conftest import ROOT, LiveEngine
@@ -85,25 +86,43 @@ def frames(address: str, body: Mapping[str, object]) -> bytes:
         return answer.read()
 
 
-@pytest.mark.timeout(300)
-def test_the_go_gateway_gives_the_frames_of_ours(live_engine: LiveEngine, tmp_path: os.PathLike[str]) -> None:
-    """The same run, asked of both gateways with one request_id, comes in the same bytes; so does a refusal."""
-    binary = f"{os.fspath(tmp_path)}/sse-gateway"
+@pytest.fixture(scope="module")
+def go_gateway(live_engine: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the Go gateway, built and started before the live engine."""
+    binary = os.fspath(tmp_path_factory.mktemp("gateway") / "sse-gateway")
     subprocess.run(
         [require("go"), "build", "-o", binary, "./cmd/sse-gateway"], cwd=GO, env=go_environment(live_engine), check=True
     )
-    environment = {
-        **os.environ,
-        **live_engine.environment,
-        "DUALCLAW_WEB_LISTEN": "127.0.0.1:0",
-        "PYTHONUNBUFFERED": "1",
-    }
-    ours = gateway([sys.executable, "-m", "dualclaw_clients.web"], environment)
-    with gateway([binary], environment) as foreign, ours as own:
+    with gateway([binary], gateway_environment(live_engine)) as address:
+        yield address
+
+
+def gateway_environment(engine: LiveEngine) -> dict[str, str]:
+    return {**os.environ, **engine.environment, "DUALCLAW_WEB_LISTEN": "127.0.0.1:0", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.timeout(300)
+def test_the_go_gateway_gives_the_frames_of_ours(live_engine: LiveEngine, go_gateway: str) -> None:
+    """The same run, asked of both gateways with one request_id, comes in the same bytes; so does a refusal."""
+    with gateway([sys.executable, "-m", "dualclaw_clients.web"], gateway_environment(live_engine)) as own:
         for name in SCENARIOS:
             body = {"content": f"conformance: {name}", "agent": "conformance", "request_id": f"go-gateway-{name}"}
             first = frames(own, body)
             assert first.startswith(b"data: ")
-            assert frames(foreign, body) == first
+            assert frames(go_gateway, body) == first
         refused = {"content": "hi", "agent": "nobody"}
-        assert frames(foreign, refused) == frames(own, refused)
+        assert frames(go_gateway, refused) == frames(own, refused)
+
+
+@pytest.mark.timeout(300)
+def test_the_go_gateway_passes_the_conformance_kit(go_gateway: str) -> None:
+    """``dualclaw conformance web`` passes every check of the original route, and leaves none out."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dualclaw_clients.cli", "conformance", "web", go_gateway, "--route", "original"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(checks_of('original'))} passed, 0 failed, 0 not checked" in done.stdout

@@ -1,0 +1,191 @@
+"""Checks of a web gateway's routes: frames (F) and HTTP (H)."""
+
+from typing import Final
+
+from dualclaw_clients.conformance.check import Check
+
+FRAMES: Final = (
+    Check(
+        "F1",
+        "A stream is frames and nothing else",
+        "Original: every frame is one line `data: {json}` and a blank line; no id, no event, no comment. Native: "
+        "`id: N` and `data: {json}`, or a comment. Line ends are LF, and the body ends with a whole frame.",
+        "1.6",
+        "EngineEvent",
+        ("native", "original"),
+        ("F2", "F3", "F4", "R1", "R2", "R10", "R12"),
+    ),
+    Check(
+        "F2",
+        "The JSON of a frame is byte for byte as written",
+        'It is what json.dumps(wire, ensure_ascii=False) prints: ", " and ": " between, no \\u for what is no control '
+        "character, numbers as Python prints them. Front-ends in use were written against these bytes.",
+        "1.6",
+        "EngineEvent",
+        ("native", "original"),
+        ("R9", "W3"),
+    ),
+    Check(
+        "F3",
+        "Keys: the old ones always, the later ones only when non-empty",
+        "In the order of the contract; a key too many or a missing one is seen by front-ends that read strictly.",
+        "1.5",
+        "EngineEvent",
+        ("native", "original"),
+        ("F4", "F6", "R6"),
+    ),
+    Check(
+        "F4",
+        "id is the seq",
+        "Every event frame has an id line with its seq, and all envelope keys; an EventSource reconnects by it.",
+        "1.6",
+        "EngineEvent.seq",
+        ("native",),
+        ("R1", "R8", "R10", "R12"),
+    ),
+    Check(
+        "F5",
+        "U+0085, U+2028 and U+2029 are escaped",
+        "Some readers end a line there, and would see half an event.",
+        "4.1",
+        "EngineEvent",
+        ("native",),
+    ),
+    Check(
+        "F6",
+        "The original route is thin",
+        "No seq, tenant_id, claw or run_id; trace_id on done and error only.",
+        "1.6",
+        "EngineEvent.trace_id",
+        ("original",),
+    ),
+    Check(
+        "F7",
+        "The original route knows five events",
+        "interrupt and rewind are not sent: front-ends of the first hour know delta, reasoning, step, done and error.",
+        "1.6",
+        "Interrupt",
+        ("original",),
+        ("F3", "R5"),
+    ),
+    Check(
+        "F8",
+        "After a rewind only what continues the shown text is sent",
+        "What was shown cannot be taken back there; so nothing is added that does not belong to it, and done.content "
+        "decides.",
+        "1.6",
+        "Rewind",
+        ("original",),
+    ),
+)
+
+HTTP: Final = (
+    Check(
+        "H1",
+        "Headers of a stream",
+        "text/event-stream, Cache-Control: no-cache, no-transform, X-Accel-Buffering: no, and no compression, also if "
+        "the client would take it. A proxy that collects frames makes a stream useless.",
+        "4.1",
+        "EngineEvent",
+        ("native", "original"),
+    ),
+    Check(
+        "H2",
+        "A silent stream has heartbeats",
+        "Within 20 seconds of silence a comment comes, so that proxies keep the connection.",
+        "4.1",
+        "AttachRequest.wait",
+        ("native",),
+        ("H3",),
+    ),
+    Check(
+        "H3",
+        "The head comes at once",
+        "Status and headers of a stream come before its first event, however long that takes.",
+        "4.1",
+        "AttachRequest.wait",
+        ("native",),
+        ("H2", "R10"),
+    ),
+    Check(
+        "H4",
+        "204 is for a final run with nothing left",
+        "It tells an EventSource to stop. A parked run with nothing left stays open.",
+        "4.1",
+        "AttachRequest.after_seq",
+        ("native",),
+        ("R10", "H2", "H3"),
+    ),
+    Check(
+        "H5",
+        "Last-Event-ID wins over ?after",
+        "?after stands in for the first Last-Event-ID; a browser that reconnects sends both.",
+        "4.1",
+        "AttachRequest.after_seq",
+        ("native",),
+        ("R10",),
+    ),
+    Check(
+        "H6",
+        "A refusal is JSON under its HTTP status",
+        '{"error": {"reason", "message", ...}} with 400, 404, 409 or 416 by the gRPC code of its reason.',
+        "4.1",
+        "ErrorReason",
+        ("native",),
+    ),
+    Check(
+        "H7",
+        "On the original route a failure is one error frame under 200",
+        "Its front-ends look nowhere else.",
+        "4.1",
+        "Error",
+        ("original",),
+        ("F1",),
+    ),
+    Check(
+        "H8",
+        "X-Run-Id names the run",
+        "Every native stream says which run it is of, in its head.",
+        "4.1",
+        "EngineEvent.run_id",
+        ("native",),
+    ),
+    Check(
+        "H9",
+        "Bodies are protobuf JSON in both name styles",
+        "conversation_id and conversationId, interrupt_id and interruptId are the same; an unknown key is refused.",
+        "4.1",
+        "Decision.interrupt_id",
+        ("native",),
+        ("H6",),
+    ),
+    Check(
+        "H10",
+        "What waits is seen, and a message does not approve it",
+        "The waiting step has the diagnosis approval.required, in its event and in process_steps; the next message "
+        "gets one error frame.",
+        "1.6",
+        "Diagnosis.code",
+        ("original",),
+        ("R6",),
+    ),
+    Check(
+        "H11",
+        "conversation_id may be an integer",
+        "It is taken as its decimal text.",
+        "4.1",
+        "RunRequest.conversation_id",
+        ("original",),
+        ("H7",),
+    ),
+    Check(
+        "H12",
+        "A message of a conversation goes on with it",
+        "The next message with the conversation_id of done belongs to the same conversation; it answers the one "
+        "question that is open.",
+        "4.1",
+        "RunRequest.conversation_id",
+        ("original",),
+        ("R6", "R7"),
+    ),
+)

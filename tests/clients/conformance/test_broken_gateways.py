@@ -1,0 +1,67 @@
+"""The kit against gateways that are wrong in one way each: it finds what is wrong, and only what follows from it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from dualclaw_clients.conformance.catalogue import checks_of, implied_by
+from dualclaw_clients.conformance.check import Target
+from dualclaw_clients.conformance.http_probe import HttpProbe
+from dualclaw_clients.conformance.playing import play_web
+from dualclaw_clients.conformance.verdict import Outcome, failed_ids, judge
+
+from .broken.gateways import NATIVE, ORIGINAL, BrokenWeb
+from .broken.web_proxy import HonestWeb, served
+from .conftest import KEY, GoodEngine
+
+AT_A_TIME = 8
+ROUTES: list[tuple[Target, Sequence[BrokenWeb]]] = [("native", NATIVE), ("original", ORIGINAL)]
+
+
+async def findings(engine: GoodEngine, broken: BrokenWeb, route: Target) -> dict[str, tuple[str, ...]]:
+    """Return what the kit has against a broken gateway, by check."""
+    async with served(engine.address, broken.hooks()) as url:
+        probe = HttpProbe(url, key=KEY, timeout=broken.timeout)
+        evidence = await play_web(probe, "conformance", route, lambda *_: None)
+    results = list(judge(route, checks_of(route), evidence))
+    return {result.check.id: result.faults for result in results if result.check.id in failed_ids(results)}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("route", "gateways"), ROUTES)
+async def test_every_broken_gateway_fails_its_check_and_no_other(
+    good_engine: GoodEngine, route: Target, gateways: Sequence[BrokenWeb]
+) -> None:
+    """Each broken gateway fails the checks it breaks, and beyond them only what those name as implied."""
+    gate = asyncio.Semaphore(AT_A_TIME)
+    wrong: list[str] = []
+
+    async def examine(broken: BrokenWeb) -> None:
+        async with gate:
+            found = await findings(good_engine, broken, route)
+        missed = set(broken.fails) - set(found)
+        beyond = set(found) - set(broken.fails) - implied_by(broken.fails)
+        wrong.extend(f"{broken.name}: missed {id_}" for id_ in missed)
+        wrong.extend(f"{broken.name}: beyond {id_}: {found[id_][0]}" for id_ in beyond)
+
+    async with asyncio.TaskGroup() as group:
+        for broken in sorted(gateways, key=lambda broken: broken.timeout):  # those that let it wait first
+            group.create_task(examine(broken))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("route", ["native", "original"])
+async def test_our_gateway_passes_by_both_routes(good_engine: GoodEngine, route: Target) -> None:
+    """Every check of the route passes, none is left out; and so the layer of the broken ones breaks nothing itself."""
+    async with served(good_engine.address, HonestWeb()) as url:
+        evidence = await play_web(HttpProbe(url, key=KEY, timeout=30), "conformance", route, lambda *_: None)
+    results = judge(route, checks_of(route), evidence)
+    assert [(r.check.id, r.faults, r.why) for r in results if r.outcome is not Outcome.PASSED] == []
+
+
+@pytest.mark.parametrize(("route", "gateways"), ROUTES)
+def test_every_check_of_a_route_has_a_gateway_that_fails_it(route: Target, gateways: Sequence[BrokenWeb]) -> None:
+    """A check that no broken gateway fails may be one that cannot fail."""
+    broken = {id_ for gateway in gateways for id_ in gateway.fails}
+    assert {check.id for check in checks_of(route)} - broken == set()
