@@ -308,7 +308,11 @@ func quote(text string) string {
 	return string(appendQuoted(make([]byte, 0, len(text)+2), text))
 }
 
+// Bytes that are no UTF-8 become U+FFFD.
 func appendQuoted(out []byte, text string) []byte {
+	if !utf8.ValidString(text) {
+		text = strings.ToValidUTF8(text, "\uFFFD")
+	}
 	out = append(out, '"')
 	start := 0
 	for at := 0; at < len(text); at++ {

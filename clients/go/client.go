@@ -7,15 +7,18 @@ package dualclaw
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"iter"
-	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -35,6 +38,10 @@ const (
 type Reconnect struct {
 	// Total is the longest time without a new event before the stream fails; default 60 s, negative: never reconnect.
 	Total time.Duration
+	// Start is the longest time a start (Run, Resume, Attach) waits for an engine that this client has reached before
+	// and that is away now, as during its restart; default 10 s, negative: such a start fails at once. A start at an
+	// engine that was never reached always does.
+	Start time.Duration
 	// First is the wait before the second attempt, doubled each time and spread by chance; default 100 ms. The first
 	// attempt is made at once.
 	First time.Duration
@@ -46,10 +53,13 @@ func (r Reconnect) withDefaults() Reconnect {
 	if r.Total == 0 {
 		r.Total = time.Minute
 	}
-	if r.First == 0 {
+	if r.Start == 0 {
+		r.Start = 10 * time.Second
+	}
+	if r.First <= 0 {
 		r.First = 100 * time.Millisecond
 	}
-	if r.Longest == 0 {
+	if r.Longest <= 0 {
 		r.Longest = 3 * time.Second
 	}
 	return r
@@ -65,7 +75,7 @@ type options struct {
 	dial                   []grpc.DialOption
 }
 
-// WithToken sends an API key or JWT with every call.
+// WithToken sends an API key or JWT with every call. Without WithTLS everybody on the way can read it.
 func WithToken(token string) Option { return func(o *options) { o.token = token } }
 
 // WithCaller acts for somebody else; only the role service may.
@@ -73,8 +83,14 @@ func WithCaller(tenant, subject string) Option {
 	return func(o *options) { o.tenant, o.subject = tenant, subject }
 }
 
-// WithTLS encrypts the connection; a zero Config trusts the system's authorities.
-func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
+// WithTLS encrypts the connection; a nil or zero Config trusts the system's authorities. A client without this option
+// speaks plain text.
+func WithTLS(config *tls.Config) Option {
+	if config == nil {
+		config = &tls.Config{}
+	}
+	return func(o *options) { o.tls = config }
+}
 
 // WithReconnect changes how lost streams are taken up again.
 func WithReconnect(reconnect Reconnect) Option { return func(o *options) { o.reconnect = reconnect } }
@@ -86,6 +102,8 @@ func WithDialOptions(dial ...grpc.DialOption) Option {
 
 // Client is a connection to one engine; safe for any number of goroutines.
 type Client struct {
+	// The plain stubs of the services, for what Client has no method for. Their calls need Client.Context, and their
+	// errors are plain statuses.
 	Engine        v1.EngineServiceClient
 	Conversations v1.ConversationServiceClient
 	Agents        v1.AgentServiceClient
@@ -95,6 +113,9 @@ type Client struct {
 	conn      *grpc.ClientConn
 	reconnect Reconnect
 	caller    []string
+	reached   atomic.Bool // an engine has answered
+	closed    chan struct{}
+	closing   sync.Once
 }
 
 // NewClient returns a client of the engine at target, HOST:PORT or any name gRPC can resolve. It connects with the
@@ -103,6 +124,14 @@ func NewClient(target string, opts ...Option) (*Client, error) {
 	var chosen options
 	for _, option := range opts {
 		option(&chosen)
+	}
+	if target == "" {
+		return nil, errors.New("dualclaw: the engine's address is empty, it must be HOST:PORT")
+	}
+	for name, value := range map[string]string{"token": chosen.token, "tenant": chosen.tenant, "subject": chosen.subject} {
+		if !isPrintable(value) {
+			return nil, fmt.Errorf("dualclaw: the %s must be printable ASCII, without a line break", name)
+		}
 	}
 	transport := insecure.NewCredentials()
 	if chosen.tls != nil {
@@ -122,9 +151,6 @@ func NewClient(target string, opts ...Option) (*Client, error) {
 			MinConnectTimeout: 5 * time.Second,
 		}),
 	}
-	if isLoopback(target) {
-		dial = append(dial, grpc.WithNoProxy())
-	}
 	conn, err := grpc.NewClient(target, append(dial, chosen.dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("dualclaw: the engine's address %q: %w", target, err)
@@ -137,6 +163,7 @@ func NewClient(target string, opts ...Option) (*Client, error) {
 		target:        target,
 		conn:          conn,
 		reconnect:     chosen.reconnect.withDefaults(),
+		closed:        make(chan struct{}),
 	}
 	for key, value := range map[string]string{"dualclaw-tenant": chosen.tenant, "dualclaw-subject": chosen.subject} {
 		if value != "" {
@@ -149,17 +176,16 @@ func NewClient(target string, opts ...Option) (*Client, error) {
 	return client, nil
 }
 
-func isLoopback(target string) bool {
-	host, _, err := net.SplitHostPort(target)
-	if err != nil {
-		return strings.HasPrefix(target, "unix:")
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+// Close ends every call that is open and the connection; they fail with ErrClosed. Runs go on. Only the first Close
+// does anything.
+func (c *Client) Close() error {
+	var err error
+	c.closing.Do(func() {
+		close(c.closed)
+		err = c.conn.Close()
+	})
+	return err
 }
-
-// Close ends every call that is open and the connection. Runs go on.
-func (c *Client) Close() error { return c.conn.Close() }
 
 // Context returns ctx with the client's credentials, for calls by the plain stubs. A token that ctx brings as
 // outgoing "authorization" metadata takes the place of the client's own.
@@ -177,7 +203,7 @@ func (c *Client) Context(ctx context.Context) context.Context {
 // Run starts a run and returns its first segment as a stream, once the engine has accepted it. Without a request_id
 // the client makes one, so that a start whose answer got lost is not started twice. The stream lives as long as ctx.
 func (c *Client) Run(ctx context.Context, request *v1.RunRequest) (*Stream, error) {
-	request = proto.CloneOf(request)
+	request = ownCopy(request)
 	if request.GetRequestId() == "" {
 		request.RequestId = newRequestID()
 	}
@@ -191,7 +217,7 @@ func (c *Client) Ask(ctx context.Context, text string) (*Stream, error) {
 
 // Resume answers an interrupted run and returns its next segment as a stream.
 func (c *Client) Resume(ctx context.Context, request *v1.ResumeRequest) (*Stream, error) {
-	request = proto.CloneOf(request)
+	request = ownCopy(request)
 	if request.GetRequestId() == "" {
 		request.RequestId = newRequestID()
 	}
@@ -201,37 +227,27 @@ func (c *Client) Resume(ctx context.Context, request *v1.ResumeRequest) (*Stream
 // Attach follows a run: every event after request.AfterSeq, stored ones first. With Wait it stays over parked phases
 // until the run is final.
 func (c *Client) Attach(ctx context.Context, request *v1.AttachRequest) (*Stream, error) {
-	return c.open(ctx, &attachStart{proto.CloneOf(request)})
+	return c.open(ctx, &attachStart{ownCopy(request)})
 }
 
 // Cancel asks a run to end. The answer may still say RUNNING; its stream tells the end.
 func (c *Client) Cancel(ctx context.Context, runID, reason string) (*v1.Run, error) {
-	ctx, done := c.unary(ctx)
-	defer done()
-	response, err := c.Engine.Cancel(ctx, &v1.CancelRequest{RunId: runID, Reason: reason})
-	if err != nil {
-		return nil, c.judge(err).err
-	}
-	return response.GetRun(), nil
+	response, err := unary(ctx, c, c.Engine.Cancel, &v1.CancelRequest{RunId: runID, Reason: reason})
+	return response.GetRun(), err
 }
 
 // GetRun returns a run.
 func (c *Client) GetRun(ctx context.Context, runID string) (*v1.Run, error) {
-	ctx, done := c.unary(ctx)
-	defer done()
-	response, err := c.Engine.GetRun(ctx, &v1.GetRunRequest{RunId: runID})
-	if err != nil {
-		return nil, c.judge(err).err
-	}
-	return response.GetRun(), nil
+	response, err := unary(ctx, c, c.Engine.GetRun, &v1.GetRunRequest{RunId: runID})
+	return response.GetRun(), err
 }
 
 // Runs yields the runs that fit the request's filters, newest first, page by page as they are asked for.
 func (c *Client) Runs(ctx context.Context, request *v1.ListRunsRequest) iter.Seq2[*v1.Run, error] {
 	return func(yield func(*v1.Run, error) bool) {
-		request := proto.CloneOf(request)
+		request := ownCopy(request)
 		for {
-			page, err := c.runPage(ctx, request)
+			page, err := unary(ctx, c, c.Engine.ListRuns, request)
 			if err != nil {
 				yield(nil, err)
 				return
@@ -248,22 +264,32 @@ func (c *Client) Runs(ctx context.Context, request *v1.ListRunsRequest) iter.Seq
 	}
 }
 
-func (c *Client) runPage(ctx context.Context, request *v1.ListRunsRequest) (*v1.ListRunsResponse, error) {
-	ctx, done := c.unary(ctx)
-	defer done()
-	page, err := c.Engine.ListRuns(ctx, request)
-	if err != nil {
-		return nil, c.judge(err).err
+// unary makes one call of an rpc that streams nothing; without a deadline in ctx it has one of its own.
+func unary[Q proto.Message, A any](
+	ctx context.Context, c *Client, rpc func(context.Context, Q, ...grpc.CallOption) (*A, error), request Q,
+) (*A, error) {
+	bounded := c.Context(ctx)
+	if err := checkSendable(bounded, request); err != nil {
+		return nil, err
 	}
-	return page, nil
-}
-
-func (c *Client) unary(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx = c.Context(ctx)
-	if _, bounded := ctx.Deadline(); bounded {
-		return ctx, func() {}
+	if _, has := ctx.Deadline(); !has {
+		var done context.CancelFunc
+		bounded, done = context.WithTimeout(bounded, unaryTimeout)
+		defer done()
 	}
-	return context.WithTimeout(ctx, unaryTimeout)
+	answer, err := rpc(bounded, request)
+	if err == nil {
+		c.reached.Store(true)
+		return answer, nil
+	}
+	lost := c.judge(err)
+	if ended := endedBy(ctx, lost.err); ended != nil {
+		return nil, fmt.Errorf("dualclaw: %w", ended)
+	}
+	if bounded.Err() != nil {
+		return nil, c.silent(unaryTimeout)
+	}
+	return nil, lost.err
 }
 
 func (c *Client) isDown() bool {
@@ -274,6 +300,36 @@ func (c *Client) isDown() bool {
 func UserMessage(text string) *v1.Message {
 	part := &v1.ContentPart{Part: &v1.ContentPart_Text{Text: text}}
 	return &v1.Message{Role: v1.Role_ROLE_USER, Parts: []*v1.ContentPart{part}}
+}
+
+// ownCopy returns a copy of a request that is the client's to change; nil is an empty request.
+func ownCopy[M any, P interface {
+	*M
+	proto.Message
+}](request P) P {
+	own := P(new(M))
+	proto.Merge(own, request)
+	return own
+}
+
+// checkSendable refuses what gRPC would only find out while sending, and then reports as if the transport had failed.
+func checkSendable(ctx context.Context, request proto.Message) error {
+	if _, err := proto.Marshal(request); err != nil {
+		text := fmt.Sprintf("the request cannot be sent: %s", err)
+		return &Error{Reason: "INVALID_REQUEST", Message: text, Code: codes.InvalidArgument, cause: err}
+	}
+	outgoing, _ := metadata.FromOutgoingContext(ctx)
+	for key, values := range outgoing {
+		if !strings.HasSuffix(key, "-bin") && !isPrintable(strings.Join(values, "")) {
+			text := fmt.Sprintf("the metadata %q must be printable ASCII, without a line break", key)
+			return &Error{Reason: "INVALID_REQUEST", Message: text, Code: codes.InvalidArgument}
+		}
+	}
+	return nil
+}
+
+func isPrintable(text string) bool {
+	return strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0
 }
 
 func newRequestID() string {

@@ -1,6 +1,7 @@
 package dualclaw
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -13,20 +14,28 @@ import (
 // Domain is the ErrorInfo domain of the engine's own errors.
 const Domain = "dualclaw"
 
+// ErrClosed is what calls and streams of a closed Client fail with, wrapped in an Error.
+var ErrClosed = errors.New("dualclaw: the client is closed")
+
 // Error is a call that failed: refused by the engine, or never answered by one.
 //
 // Reason is a name of ErrorReason without its prefix, such as "CONVERSATION_BUSY"; it is what programs decide on.
 // Unreachable tells the two meanings of STORE_UNAVAILABLE apart: no engine was reached at all.
+//
+// A call that its context ended fails with an error of package context instead, and with the context's cause:
+// errors.Is(err, context.DeadlineExceeded).
 type Error struct {
 	Reason      string
-	Message     string
+	Message     string // for people; says what is wrong and what would be right
 	Code        codes.Code
-	Metadata    map[string]string
+	Metadata    map[string]string // what a program needs to act, such as run_id; nil reads as empty
 	Fields      map[string]string // field -> what is wrong with it, for INVALID_REQUEST
 	RetryAfter  time.Duration     // 0: nothing was said
 	Unreachable bool
 
-	own bool // the engine itself said so, by an ErrorInfo
+	own    bool           // the engine itself said so, by an ErrorInfo
+	status *status.Status // what came over the wire, with its details
+	cause  error
 }
 
 // Error returns the message with its reason.
@@ -34,15 +43,22 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.Reason, e.Message)
 }
 
-// GRPCStatus makes status.FromError and status.Code work on an Error.
+// GRPCStatus makes status.FromError and status.Code work on an Error. A status that the engine sent keeps its details,
+// so a service between may return the Error to its own callers.
 func (e *Error) GRPCStatus() *status.Status {
+	if e.status != nil {
+		return e.status
+	}
 	return status.New(e.Code, e.Message)
 }
 
+// Unwrap returns what led to the error, such as the last failure of a stream that was not taken up again; often nil.
+func (e *Error) Unwrap() error { return e.cause }
+
 // Is makes errors.Is compare by reason: errors.Is(err, &dualclaw.Error{Reason: "UNKNOWN_RUN"}).
 func (e *Error) Is(target error) bool {
-	var other *Error
-	return errors.As(target, &other) && other.Reason == e.Reason
+	other, ok := target.(*Error)
+	return ok && other.Reason == e.Reason
 }
 
 // ReasonOf returns the reason of an error of this package, "" for any other.
@@ -69,7 +85,7 @@ func errorOf(err error) *Error {
 		return known
 	}
 	found := status.Convert(err)
-	result := &Error{Reason: "INTERNAL", Message: found.Message(), Code: found.Code(), Metadata: map[string]string{}}
+	result := &Error{Reason: "INTERNAL", Message: found.Message(), Code: found.Code(), Metadata: map[string]string{}, status: found}
 	if reason, ok := fallbackReasons[found.Code()]; ok {
 		result.Reason = reason
 	}
@@ -89,4 +105,22 @@ func errorOf(err error) *Error {
 		}
 	}
 	return result
+}
+
+// clocksDiffer is how much earlier than the client an engine may see a deadline pass.
+const clocksDiffer = 50 * time.Millisecond
+
+// endedBy returns why a call failed if its context did it, nil if something else did.
+func endedBy(ctx context.Context, failed *Error) error {
+	if err := ctx.Err(); err != nil {
+		if cause := context.Cause(ctx); cause != err {
+			return fmt.Errorf("%w: %w", err, cause)
+		}
+		return err
+	}
+	deadline, bounded := ctx.Deadline()
+	if bounded && failed.Code == codes.DeadlineExceeded && time.Until(deadline) < clocksDiffer {
+		return context.DeadlineExceeded
+	}
+	return nil
 }

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/dualclaw/dualclaw-go/gen/dualclaw/v1"
 )
 
-func Example() {
+func ExampleClient_Ask() {
 	client, err := dualclaw.NewClient("127.0.0.1:50051")
 	if err != nil {
 		log.Fatal(err)
@@ -23,6 +23,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer stream.Close()
 	for event, err := range stream.Events() {
 		if err != nil {
 			log.Fatal(err)
@@ -31,7 +32,7 @@ func Example() {
 	}
 }
 
-func Example_approval() {
+func ExampleClient_Resume() {
 	ctx := context.Background()
 	var client *dualclaw.Client
 	var stream *dualclaw.Stream
@@ -56,7 +57,7 @@ func Example_approval() {
 	_, _ = stream, err
 }
 
-func Example_later() {
+func ExampleClient_Attach() {
 	ctx := context.Background()
 	var client *dualclaw.Client
 	var runID string
@@ -67,7 +68,7 @@ func Example_later() {
 	_, _ = stream, err
 }
 
-func Example_errors() {
+func ExampleError() {
 	var err error
 
 	var refused *dualclaw.Error
@@ -81,15 +82,19 @@ func Example_errors() {
 	}
 }
 
-// What the README shows is code of this file, so it compiles.
+// What the README shows is code of this file or of cmd/ask, so it compiles.
 func TestReadmeShowsCodeThatCompiles(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := os.ReadFile("example_test.go")
-	if err != nil {
-		t.Fatal(err)
+	var source strings.Builder
+	for _, path := range []string{"example_test.go", "cmd/ask/main.go"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source.Write(text)
 	}
 	flat := func(text string) string { return strings.Join(strings.Fields(text), " ") }
 	blocks := strings.Split(string(readme), "```go\n")[1:]
@@ -98,8 +103,8 @@ func TestReadmeShowsCodeThatCompiles(t *testing.T) {
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")
-		if !strings.Contains(flat(string(source)), flat(code)) {
-			t.Errorf("not in example_test.go:\n%s", code)
+		if !strings.Contains(flat(source.String()), flat(code)) {
+			t.Errorf("in neither file:\n%s", code)
 		}
 	}
 }

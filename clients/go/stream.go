@@ -7,9 +7,9 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
@@ -22,7 +22,9 @@ import (
 //   - A start whose answer got lost is sent again with its request_id; once an event was seen, Attach goes on after it.
 //   - The engine's own refusal is final. Of an attach, those are not that pass by themselves.
 //   - Trouble ends by progress. Without a new event for Reconnect.Total the stream fails.
-//   - "Nobody listens there" at the very first attempt fails at once: waiting would not help who has mistyped.
+//   - "Nobody listens there" fails at once where nobody was ever reached: waiting would not help who has mistyped. An
+//     engine that was reached before is waited for, for Reconnect.Start: it is being restarted, and a start carries a
+//     request_id, so sending it again starts nothing twice.
 
 const (
 	startTimeout = 30 * time.Second
@@ -33,64 +35,8 @@ const (
 	conversations  = "dualclaw-conversation-id"
 )
 
-// batch is what the three streaming rpcs have in common: the events of one message.
-type batch interface {
-	GetEvents() []*v1.EngineEvent
-}
-
-// call is one streaming call, whichever rpc it is.
-type call interface {
-	Header() (metadata.MD, error)
-	recv() (batch, error)
-}
-
-type streamOf[T any, P interface {
-	*T
-	batch
-}] struct {
-	grpc.ServerStreamingClient[T]
-}
-
-func (s streamOf[T, P]) recv() (batch, error) {
-	message, err := s.Recv()
-	if err != nil {
-		return nil, err
-	}
-	return P(message), nil
-}
-
-// start is what a stream begins with.
-type start interface {
-	open(context.Context, v1.EngineServiceClient) (call, error)
-	// ids returns the run's and the conversation's id as far as the request knows them.
-	ids() (string, string)
-}
-
-type runStart struct{ request *v1.RunRequest }
-
-func (s *runStart) ids() (string, string) { return "", s.request.GetConversationId() }
-func (s *runStart) open(ctx context.Context, engine v1.EngineServiceClient) (call, error) {
-	stream, err := engine.Run(ctx, s.request)
-	return streamOf[v1.RunResponse, *v1.RunResponse]{stream}, err
-}
-
-type resumeStart struct{ request *v1.ResumeRequest }
-
-func (s *resumeStart) ids() (string, string) { return s.request.GetRunId(), "" }
-func (s *resumeStart) open(ctx context.Context, engine v1.EngineServiceClient) (call, error) {
-	stream, err := engine.Resume(ctx, s.request)
-	return streamOf[v1.ResumeResponse, *v1.ResumeResponse]{stream}, err
-}
-
-type attachStart struct{ request *v1.AttachRequest }
-
-func (s *attachStart) ids() (string, string) { return s.request.GetRunId(), "" }
-func (s *attachStart) open(ctx context.Context, engine v1.EngineServiceClient) (call, error) {
-	stream, err := engine.Attach(ctx, s.request)
-	return streamOf[v1.AttachResponse, *v1.AttachResponse]{stream}, err
-}
-
-// Stream is the events of a run or segment, each once and in order, over lost connections. One goroutine reads it.
+// Stream is the events of a run or segment, each once and in order, over lost connections. One goroutine reads it; any
+// may close it. Close it unless it was read to its end.
 type Stream struct {
 	client     *Client
 	start      start
@@ -107,7 +53,10 @@ type Stream struct {
 	lastSeq, seen         int32
 	reconnects            int
 	accepted, ended       bool
+	closed                atomic.Bool
+	failed                error // what Next returns from now on
 	stalled               bool
+	away                  bool // nobody has listened since the start was first tried
 	refusable             bool // an attach is open and has brought no message yet
 	attempts              int
 	troubleSince          time.Time
@@ -118,48 +67,12 @@ type received struct {
 	err     error
 }
 
-// loss is a call that ended without OK; what is done about it depends on when.
-type loss struct {
-	err       *Error
-	again     bool // the transport failed, so a start may be sent again
-	attach    bool // an attach may be tried again
-	connected bool
-}
-
-func (l *loss) Error() string { return l.err.Error() }
-
-var (
-	startLost   = map[codes.Code]bool{codes.Unavailable: true, codes.Internal: true, codes.Canceled: true}
-	attachLost  = map[codes.Code]bool{codes.Unavailable: true, codes.Internal: true, codes.Canceled: true, codes.Aborted: true, codes.ResourceExhausted: true, codes.DeadlineExceeded: true}
-	attachLater = map[string]bool{"STORE_UNAVAILABLE": true, "OVERLOADED": true, "QUOTA_EXCEEDED": true, "SLOW_CLIENT": true}
-)
-
-func (c *Client) judge(err error) *loss {
-	var known *loss
-	if errors.As(err, &known) {
-		return known
-	}
-	meant := errorOf(err)
-	if meant.own {
-		return &loss{err: meant, attach: attachLater[meant.Reason], connected: true}
-	}
-	connected := !c.isDown()
-	switch meant.Code {
-	case codes.Unavailable:
-		meant.Unreachable = true
-		if connected {
-			meant.Message = fmt.Sprintf("the connection to the engine at %s broke: %s", c.target, meant.Message)
-		} else {
-			meant.Message = fmt.Sprintf("no engine answers at %s: %s", c.target, meant.Message)
-		}
-	case codes.Unimplemented:
-		meant.Message = fmt.Sprintf("what answers at %s is no dualclaw engine, or one of another version: %s", c.target, meant.Message)
-	}
-	return &loss{err: meant, again: startLost[meant.Code], attach: attachLost[meant.Code], connected: connected}
-}
-
 func (c *Client) open(ctx context.Context, start start) (*Stream, error) {
-	ctx, cancel := context.WithCancel(c.Context(ctx))
+	ctx = c.Context(ctx)
+	if err := checkSendable(ctx, start.message()); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
 	stream := &Stream{client: c, start: start, oneSegment: true, ctx: ctx, cancel: cancel}
 	stream.runID, stream.conversationID = start.ids()
 	if attach, ok := start.(*attachStart); ok {
@@ -168,7 +81,7 @@ func (c *Client) open(ctx context.Context, start start) (*Stream, error) {
 		stream.lastSeq = stream.seen
 	}
 	if err := stream.connect(); err != nil {
-		stream.Close()
+		cancel()
 		return nil, err
 	}
 	return stream, nil
@@ -186,45 +99,49 @@ func (s *Stream) LastSeq() int32 { return s.lastSeq }
 // Reconnects is how often the stream was lost and taken up again.
 func (s *Stream) Reconnects() int { return s.reconnects }
 
-// Close ends the call at once. The run goes on.
+// Close ends the call at once; who reads sees the end. The run goes on. It may be called more than once, and beside a
+// reader.
 func (s *Stream) Close() {
-	s.ended = true
-	s.drop()
+	s.closed.Store(true)
 	s.cancel()
 }
 
-// Events yields the events until the segment (of an attach: the stream) ends, and closes the stream. A stream that
-// fails yields one error as its last pair; Next goes on where a loop was left.
+// Events yields the events until the segment (of an attach: the stream) ends. A stream that fails yields one error as
+// its last pair. A loop that is left leaves the stream open: Next, or another loop, goes on there.
 func (s *Stream) Events() iter.Seq2[*v1.EngineEvent, error] {
 	return func(yield func(*v1.EngineEvent, error) bool) {
 		for {
 			event, err := s.Next()
-			if errors.Is(err, io.EOF) {
-				s.Close()
+			if err == io.EOF {
 				return
 			}
-			if err != nil {
-				s.Close()
-				yield(nil, err)
-				return
-			}
-			if !yield(event, nil) {
+			if !yield(event, err) || err != nil {
 				return
 			}
 		}
 	}
 }
 
-// Next returns the next event; io.EOF after the last.
+// Next returns the next event; io.EOF after the last, and once the stream was closed. A stream that failed stays so.
 func (s *Stream) Next() (*v1.EngineEvent, error) {
-	for len(s.buffer) == 0 {
-		if s.ended {
+	for s.failed == nil && (len(s.buffer) == 0 || s.closed.Load()) {
+		switch {
+		case s.closed.Load():
+			s.failed = io.EOF
+		case s.ended:
 			s.awaitStatus()
-			return nil, io.EOF
+			s.failed = io.EOF
+		default:
+			s.failed = s.fill()
+			if s.failed != nil && s.closed.Load() {
+				s.failed = io.EOF
+			}
 		}
-		if err := s.fill(); err != nil {
-			return nil, err
-		}
+	}
+	if s.failed != nil {
+		s.drop()
+		s.cancel()
+		return nil, s.failed
 	}
 	event := s.buffer[0]
 	s.buffer = s.buffer[1:]
@@ -250,17 +167,21 @@ func (s *Stream) fill() error {
 	}
 	lost := s.client.judge(err)
 	s.drop()
-	if s.ctx.Err() != nil || s.refusable && !lost.attach {
-		return s.failure(lost)
+	if err := s.endedBy(lost); err != nil {
+		return err
+	}
+	if lost.final || s.refusable && !lost.attach {
+		return lost.err
 	}
 	return s.pause(lost)
 }
 
-func (s *Stream) failure(lost *loss) error {
-	if err := s.ctx.Err(); err != nil {
-		return fmt.Errorf("dualclaw: %s: %w", s.position(), context.Cause(s.ctx))
+// endedBy returns why a call was lost if the caller's context did it, nil if something else did.
+func (s *Stream) endedBy(lost *loss) error {
+	if err := endedBy(s.ctx, lost.err); err != nil {
+		return fmt.Errorf("dualclaw: %s: %w", s.position(), err)
 	}
-	return lost.err
+	return nil
 }
 
 func (s *Stream) endOfCall() error {
@@ -318,11 +239,15 @@ func (s *Stream) connect() error {
 				s.reconnects++
 			}
 			s.accepted = true
+			s.client.reached.Store(true)
 			return nil
 		}
 		s.drop()
-		if s.ctx.Err() != nil || !s.mayRepeat(lost) {
-			return s.failure(lost)
+		if err := s.endedBy(lost); err != nil {
+			return err
+		}
+		if !s.mayRepeat(lost) {
+			return lost.err
 		}
 		if err := s.pause(lost); err != nil {
 			return err
@@ -331,10 +256,17 @@ func (s *Stream) connect() error {
 }
 
 func (s *Stream) mayRepeat(lost *loss) bool {
-	if s.accepted {
+	switch {
+	case lost.final:
+		return false
+	case s.accepted:
 		return lost.attach
+	case s.troubleSince.IsZero():
+		s.away = !lost.connected
+	default:
+		s.away = s.away && !lost.connected
 	}
-	return lost.again && (lost.connected || !s.troubleSince.IsZero())
+	return lost.again && (!s.away || s.client.reached.Load())
 }
 
 func (s *Stream) openCall() *loss {
@@ -356,8 +288,7 @@ func (s *Stream) openCall() *loss {
 		}
 	}
 	if !late.Stop() && s.ctx.Err() == nil {
-		text := fmt.Sprintf("the engine at %s did not answer within %s", s.client.target, startTimeout)
-		return &loss{err: &Error{Reason: "STORE_UNAVAILABLE", Message: text, Code: codes.Unavailable, Unreachable: true}, again: true, attach: true, connected: true}
+		return &loss{err: s.client.silent(startTimeout), again: true, attach: true, connected: true}
 	}
 	if err != nil {
 		return s.client.judge(err)
@@ -381,7 +312,7 @@ func (s *Stream) accept(opened call, header metadata.MD) error {
 		message, err := opened.recv()
 		first <- received{message, err}
 	}()
-	patience := make(<-chan time.Time)
+	var patience <-chan time.Time
 	if !s.oneSegment {
 		patience = time.After(headerlessWait)
 	}
@@ -417,25 +348,36 @@ func (s *Stream) pause(lost *loss) error {
 		s.troubleSince = now
 	}
 	limits := s.client.reconnect
-	var delay time.Duration
+	delay := lost.err.RetryAfter
 	if s.attempts > 0 {
-		delay = min(limits.Longest, limits.First<<min(s.attempts-1, 20))
-		delay = time.Duration(float64(delay) * (0.5 + rand.Float64()))
-		delay = max(delay, lost.err.RetryAfter)
+		wait := limits.First
+		for range s.attempts - 1 {
+			if wait *= 2; wait >= limits.Longest {
+				break
+			}
+		}
+		wait = time.Duration(float64(min(wait, limits.Longest)) * (0.5 + rand.Float64()))
+		delay = max(delay, wait)
 	}
 	s.attempts++
-	if now.Add(delay).Sub(s.troubleSince) >= limits.Total {
+	longest := limits.Total
+	if s.away && !s.accepted {
+		longest = min(limits.Start, limits.Total)
+	}
+	if now.Add(delay).Sub(s.troubleSince) >= longest {
 		if !s.accepted {
 			return lost.err
 		}
-		text := fmt.Sprintf("the stream was lost and not taken up again within %s (%s); last: %s", limits.Total, s.position(), lost.err.Message)
-		return &Error{Reason: "STORE_UNAVAILABLE", Message: text, Code: codes.Unavailable, Unreachable: true}
+		text := fmt.Sprintf("the stream was lost and not taken up again within %s (%s); last: %s", max(longest, 0), s.position(), lost.err.Message)
+		return &Error{Reason: "STORE_UNAVAILABLE", Message: text, Code: codes.Unavailable, Unreachable: true, cause: lost.err}
 	}
 	select {
 	case <-time.After(delay):
 		return nil
 	case <-s.ctx.Done():
-		return s.failure(lost)
+		return s.endedBy(lost)
+	case <-s.client.closed:
+		return s.client.closedLoss().err
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 	v1 "github.com/dualclaw/dualclaw-go/gen/dualclaw/v1"
 )
 
-// RunView is what a run has said so far. Give it every event in order; read it at any time. The zero value is ready.
+// RunView is what a run has said so far. Give it every event in order; read it at any time. The zero value is ready; do not
+// copy it once it was used. It is for one goroutine.
 //
 // The text of a segment is its last rewind plus later deltas; the first event after a terminal one starts it afresh.
 // Steps live as long as the run, and the last event of an index replaces earlier ones whole.

@@ -17,6 +17,13 @@ from .conftest import ROOT, LiveEngine
 
 GO = ROOT / "clients/go"
 SCENARIOS = ("text", "tool", "args", "approval", "question", "rewind", "error", "long", "loop")
+REFUSED: tuple[Mapping[str, object], ...] = (
+    {"content": "hi", "agent": "nobody"},
+    {"content": "", "agent": 5},
+    {"CONTENT": "hi"},
+    {"content": "hi", "conversation_id": 1.5, "request_id": []},
+    {"content": "hi", "conversation_id": "never-created"},
+)
 
 
 def go_environment(engine: LiveEngine) -> dict[str, str]:
@@ -110,8 +117,8 @@ def test_the_go_gateway_gives_the_frames_of_ours(live_engine: LiveEngine, go_gat
             first = frames(own, body)
             assert first.startswith(b"data: ")
             assert frames(go_gateway, body) == first
-        refused = {"content": "hi", "agent": "nobody"}
-        assert frames(go_gateway, refused) == frames(own, refused)
+        for refused in REFUSED:
+            assert frames(go_gateway, refused) == frames(own, refused)
 
 
 @pytest.mark.timeout(300)

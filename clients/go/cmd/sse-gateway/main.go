@@ -5,31 +5,36 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"log"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	dualclaw "github.com/dualclaw/dualclaw-go"
 )
 
 func main() {
 	engine := flag.String("engine", environment("DUALCLAW_ENGINE", "127.0.0.1:50051"), "the engine's address")
+	encrypted := flag.Bool("tls", environment("DUALCLAW_ENGINE_TLS", "false") == "true", "speak TLS to the engine")
 	listen := flag.String("listen", environment("DUALCLAW_WEB_LISTEN", "127.0.0.1:8090"), "where to listen; port 0 takes a free one")
 	flag.Parse()
-	if err := serve(*engine, *listen); err != nil {
+	if flag.NArg() > 0 {
+		log.Fatalf("sse-gateway takes no arguments, only options: %q", flag.Args())
+	}
+	if err := run(*engine, *listen, *encrypted); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func serve(engine, listen string) error {
-	client, err := dualclaw.NewClient(engine)
+func run(engine, listen string, encrypted bool) error {
+	var opts []dualclaw.Option
+	if encrypted {
+		opts = append(opts, dualclaw.WithTLS(nil))
+	}
+	client, err := dualclaw.NewClient(engine, opts...)
 	if err != nil {
 		return err
 	}
@@ -38,20 +43,11 @@ func serve(engine, listen string) error {
 	if err != nil {
 		return err
 	}
-	stop, done := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	defer done()
-	server := &http.Server{Handler: newGateway(client), ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		<-stop.Done()
-		ending, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = server.Shutdown(ending)
-	}()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	fmt.Printf("sse-gateway listening on http://%s\n", listener.Addr())
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return serve(ctx, client, listener, defaults)
 }
 
 func environment(name, otherwise string) string {
