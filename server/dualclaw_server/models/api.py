@@ -12,7 +12,9 @@ import msgspec
 
 from dualclaw import Usage
 from dualclaw_server.engine.model import ModelChunk, ModelRequest, ModelResponse, ToolSpec
+from dualclaw_server.models.beginnings import NOTHING, Beginning
 from dualclaw_server.models.failures import Redactor
+from dualclaw_server.models.history import CallIds, Turn
 from dualclaw_server.models.sse import ServerEvent
 
 
@@ -53,8 +55,8 @@ class AnswerFold(Protocol):
             ModelError: it holds an error; UnreadableError: it is no answer.
         """
 
-    def take(self) -> list[ModelChunk]:
-        """Return the deltas since the last time."""
+    def take(self) -> Sequence[ModelChunk]:
+        """Return the deltas since the last time, neighbours of one kind as one."""
 
     def end(self) -> None:
         """Give back what was held; the answer is over, whole or not. ``take`` and ``response`` follow."""
@@ -84,6 +86,16 @@ class Api(Protocol):
             ValueError: a tool's parameters are not a JSON object.
         """
 
+    @property
+    def call_ids(self) -> CallIds:
+        """What the vendor takes as call ids."""
+
+    def items(self, conversation: Sequence[Turn], tool_names: frozenset[str]) -> Sequence[object]:
+        """Return what is sent of turns, to be kept as JSON.
+
+        Of parts of a conversation that stand by themselves (``beginnings``) it is what is sent of the whole, in parts.
+        """
+
     def body(
         self,
         request: ModelRequest,
@@ -92,15 +104,17 @@ class Api(Protocol):
         tools: msgspec.Raw | None,
         tool_names: frozenset[str],
         stream: bool,
+        beginning: Beginning = NOTHING,
     ) -> bytes:
         """Return the request as JSON.
 
         Args:
-            request: the conversation and its options.
+            request: the conversation, behind its beginning, and its options.
             model: the model's name at the vendor.
             tools: as ``tools`` gave them; None: it may call nothing.
             tool_names: names of these tools; they are sent as they are.
             stream: whether the answer is to be streamed.
+            beginning: what stands before the request's messages; made by ``items`` with the same tools.
 
         Raises:
             ModelError: an option cannot be expressed.

@@ -2,9 +2,11 @@
 
 Rules and their reasons:
 
-- httpx is what people configure (``HTTP_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``); its aiohttp transport hands
-  over all that is buffered per read, at a third of the CPU. That transport reports a connection lost as a
-  connect timeout, so timeouts are told apart by their cause, not by the class of httpx.
+- httpx is what people configure (``HTTP_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``, a transport of their own): which
+  way leads to the URL is asked of it once. Where that is the network, aiohttp is spoken to directly, with URL,
+  headers and timeouts made once: httpx would make all of them anew for every request, and read a chunk at a time.
+- aiohttp's errors are told as httpx's, which reports a connection lost as a connect timeout; so timeouts are told
+  apart by their cause, not by the class of httpx.
 - Four waits, each bounded on its own (``ModelTimeouts``). Keepalives are no tokens: they do not stretch the
   wait for the first one, and later keep a call open only so long.
 - Closing closes the connection at once, unless the answer was read to its end: then it is used again. After
@@ -22,18 +24,20 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
 import httpx
 import msgspec
-from httpx_aiohttp import HttpxAiohttpClient
+from httpx_aiohttp import AiohttpTransport, HttpxAiohttpClient
+from httpx_aiohttp.transport import map_aiohttp_exceptions
 
 from dualclaw_server.engine.deadline import Deadline
 from dualclaw_server.engine.model import ModelError
 from dualclaw_server.models.failures import Redactor, error_from_status
+from dualclaw_server.models.network import Given, Network, Response
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +136,8 @@ class Endpoint:
             transport=transport,
             trust_env=transport is None,
         )
+        way = self._client._transport_for_url(self._url)
+        self._network = Network(way, self._url, sent, timeouts.connect) if isinstance(way, AiohttpTransport) else None
 
     @property
     def path(self) -> str:
@@ -153,15 +159,14 @@ class Endpoint:
         due = deadline.now() + within
         answer: Answer | None = None
         try:
-            request = self._client.build_request("POST", self._url, content=body, headers={"accept": accept})
             try:
-                response = await deadline.wait(self._client.send(request, stream=True), due)
+                response = await deadline.wait(self._send(body, accept), due)
             except TimeoutError:
                 raise _timed_out(f"The model's endpoint did not answer within {within:g} s.") from None
             except Exception as error:
                 raise self._not_reached(error) from None
             answer = Answer(response, deadline)
-            if not response.is_success:
+            if not 200 <= answer.status < 300:
                 raise await self._refused(answer, due)
         except BaseException:
             deadline.close()
@@ -173,6 +178,13 @@ class Endpoint:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+
+    async def _send(self, body: bytes, accept: str) -> Response:
+        if self._network is not None:
+            with map_aiohttp_exceptions():
+                return await self._network.post(body, accept)
+        request = self._client.build_request("POST", self._url, content=body, headers={"accept": accept})
+        return Given(await self._client.send(request, stream=True))
 
     def _not_reached(self, error: Exception) -> ModelError:
         """Map a failure before the headers. What is no failure of the network is a defect and stays one."""
@@ -210,24 +222,15 @@ class Endpoint:
 class Answer:
     """An HTTP answer that is being read. Close it; that closes the connection unless it was read to the end."""
 
-    def __init__(self, response: httpx.Response, deadline: Deadline) -> None:
+    def __init__(self, response: Response, deadline: Deadline) -> None:
         self._response = response
         self._deadline = deadline
-        # The stream itself instead of aiter_bytes saves two generators per read; decoding needs the latter.
-        plain = response.headers.get("content-encoding", "identity").strip().lower() in ("", "identity")
-        self._stream: AsyncIterator[bytes] = aiter(response.stream if plain else response.aiter_bytes())  # type: ignore[arg-type]  # an async client's stream is an async one
         self._ended = False
         self._body: list[bytes] = []
-
-    @property
-    def status(self) -> int:
+        self.status = response.status
         """HTTP status."""
-        return self._response.status_code
-
-    @property
-    def headers(self) -> Mapping[str, str]:
+        self.headers: Mapping[str, str] = response.headers
         """The headers, by any spelling of their name."""
-        return self._response.headers
 
     @property
     def media_type(self) -> str:
@@ -252,10 +255,7 @@ class Answer:
             ModelError: MODEL_STREAM_BROKEN, the connection was lost.
         """
         try:
-            return await self._deadline.wait(anext(self._stream), due)
-        except StopAsyncIteration:
-            self._ended = True
-            return None
+            data = await self._deadline.wait(self._response.read(), due)
         except TimeoutError:
             raise
         except Exception as error:
@@ -264,6 +264,10 @@ class Answer:
             raise ModelError(
                 "MODEL_STREAM_BROKEN", "The connection was lost in the middle of the model's answer.", retryable=True
             ) from None
+        if not data:
+            self._ended = True
+            return None
+        return data
 
     async def read_all(self, limit: int, due: float) -> None:
         """Read the body for ``text``, up to the limit in bytes.
@@ -289,18 +293,24 @@ class Answer:
 
     async def drain(self) -> None:
         """Give the end of the HTTP message a moment to arrive, so that the connection can be used again."""
+        self._ended = self._ended or self._response.over()
+        if self._ended:
+            return
         due = self._deadline.now() + _DRAIN_SECONDS
         with suppress(TimeoutError, ModelError):
-            while not self._ended and await self.read(due) is not None:
+            while await self.read(due) is not None:
                 pass
 
     async def aclose(self) -> None:
         """Close. A failure of the connection while it closes no longer matters to anyone."""
         self._deadline.close()
         try:
+            if self._ended:
+                await self._response.close()
+                return
             async with asyncio.timeout(1):
-                await self._response.aclose()
-        except (httpx.HTTPError, OSError) as error:
+                await self._response.close()
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             logger.debug("closing a model's answer failed: %s", type(error).__name__)
 
 

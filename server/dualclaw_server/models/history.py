@@ -18,12 +18,13 @@ Rules and their reasons:
 import hashlib
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, ToolCall, ToolResult
 from dualclaw.events import clean_text, diagnosis_text
+from dualclaw_server.engine.history import calls_of
 from dualclaw_server.engine.model import ModelRequest
 from dualclaw_server.models.media import media_note, media_type_of
 
@@ -51,9 +52,7 @@ def signature_for(api: ApiName, part: ReasoningPart | ToolCall) -> str | None:
 
 def call_ids(messages: Iterable[Message]) -> frozenset[str]:
     """Return the ids of all calls in a conversation."""
-    return frozenset(
-        part.tool_call.id for message in messages for part in message.parts if part.WhichOneof("part") == "tool_call"
-    )
+    return frozenset().union(*map(calls_of, messages))
 
 
 def results(messages: Sequence[Message]) -> Mapping[tuple[int, str], ToolResult]:
@@ -131,21 +130,34 @@ class AssistantTurn:
         return "".join(part.text for part in self.parts if part.WhichOneof("part") == "text")
 
 
-def turns(messages: Sequence[Message], ids: CallIds | None = None) -> list[UserTurn | AssistantTurn]:
-    """Return the conversation as its turns, without its system texts.
+Turn = UserTurn | AssistantTurn
+
+
+def turns(
+    messages: Sequence[Message],
+    ids: CallIds | None = None,
+    *,
+    place: int = 0,
+    used: Set[str] = frozenset(),
+    at_end: bool = True,
+) -> list[Turn]:
+    """Return the conversation, or a part of it, as its turns, without its system texts.
 
     Args:
-        messages: the conversation.
+        messages: the conversation, or a part that stands by itself (see ``beginnings``).
         ids: what the vendor takes as call ids.
+        place: of the first message in the conversation.
+        used: call ids sent before it.
+        at_end: False: a user speaks behind it.
     """
     ids = ids or CallIds()
     answers = results(messages)
-    used: set[str] = set()
-    newest = max((place for place, message in enumerate(messages) if message.role == _USER), default=-1)
-    made: list[UserTurn | AssistantTurn] = []
-    for place, message in enumerate(messages):
+    sent: set[str] = set()
+    newest = max((at for at, message in enumerate(messages) if message.role == _USER), default=-1)
+    made: list[Turn] = []
+    for at, message in enumerate(messages):
         if message.role == _USER:
-            said = tuple(filter(_is_said, message.parts))
+            said = tuple(filter(is_said, message.parts))
             before = made[-1] if made else None
             if said and isinstance(before, UserTurn):
                 made[-1] = UserTurn((*before.parts, *said))
@@ -154,24 +166,31 @@ def turns(messages: Sequence[Message], ids: CallIds | None = None) -> list[UserT
         elif message.role == _ASSISTANT:
             found = [part.tool_call for part in message.parts if part.WhichOneof("part") == "tool_call"]
             # The second of two calls with one id has no result of its own.
-            own = {call.id: answers.get((place, call.id)) for call in found}
-            calls = [
-                SentCall(call, _sent_id(call.id, f"{place} {n}", ids, used), own.pop(call.id, None))
-                for n, call in enumerate(found)
-            ]
-            turn = AssistantTurn(tuple(message.parts), tuple(calls), latest=place > newest)
+            own = {call.id: answers.get((at, call.id)) for call in found}
+            calls: list[SentCall] = []
+            for number, call in enumerate(found):
+                call_id = _sent_id(call.id, f"{place + at} {number}", ids, used, sent)
+                calls.append(SentCall(call, call_id, own.pop(call.id, None)))
+            turn = AssistantTurn(tuple(message.parts), tuple(calls), latest=at_end and at > newest)
             if calls or turn.text.strip():
                 made.append(turn)
     return made
 
 
-def system_text(request: ModelRequest) -> str:
-    """Return the instructions and the system texts of the conversation as one, or empty."""
-    said = [request.instructions]
-    for message in request.messages:
-        if message.role == _SYSTEM:
-            said += [part.text for part in message.parts if part.WhichOneof("part") == "text"]
-    return clean_text("\n\n".join(filter(None, said)))
+def system_texts(messages: Iterable[Message]) -> list[str]:
+    """Return the system texts of a conversation."""
+    found = (message for message in messages if message.role == _SYSTEM)
+    return [part.text for message in found for part in message.parts if part.WhichOneof("part") == "text"]
+
+
+def system_text(request: ModelRequest, before: Iterable[str] = ()) -> str:
+    """Return the instructions and the system texts of the conversation as one, or empty.
+
+    Args:
+        request: the conversation.
+        before: system texts of messages that stand before those of the request.
+    """
+    return clean_text("\n\n".join(filter(None, [request.instructions, *before, *system_texts(request.messages)])))
 
 
 def without_images(messages: Sequence[Message]) -> list[Message]:
@@ -202,15 +221,16 @@ def _note_images(part: ContentPart) -> None:
         part.text = media_note(part.file, "image")
 
 
-def _is_said(part: ContentPart) -> bool:
+def is_said(part: ContentPart) -> bool:
+    """Return whether a part is something that a user can say."""
     kind = part.WhichOneof("part")
     return kind in ("image", "file") or (kind == "text" and bool(part.text))
 
 
-def _sent_id(call_id: str, place: str, ids: CallIds, used: set[str]) -> str:
-    """Return the id a call is sent with, and note that it is used."""
-    sent = call_id if ids.fits(call_id) else ids.made_from(call_id)
-    if not call_id or sent in used:
-        sent = ids.made_from(call_id, place)
-    used.add(sent)
-    return sent
+def _sent_id(call_id: str, place: str, ids: CallIds, used: Set[str], sent: set[str]) -> str:
+    """Return the id a call is sent with, and note that it is sent."""
+    made = call_id if ids.fits(call_id) else ids.made_from(call_id)
+    if not call_id or made in sent or made in used:
+        made = ids.made_from(call_id, place)
+    sent.add(made)
+    return made

@@ -2,8 +2,8 @@
 
 Rules and their reasons:
 
-- One network read is one batch: all its events are folded, and neighbouring text becomes one delta, so a
-  consumer that lags is not made to pay per token.
+- One network read is one batch: all its events are folded, and neighbouring text becomes one delta (``deltas``), so
+  a consumer that lags is not made to pay per token.
 - Which wait bounds a read depends on how far the answer is: the first token, silence, or the end mark after the
   answer is whole. An answer that is whole stays whole, whatever the connection does afterwards.
 - What came before a failure is shown before it is raised; tokens that were reported by then are in the error.
@@ -25,11 +25,10 @@ from dualclaw_server.engine.model import (
     ModelRequest,
     ModelResponse,
     ModelTraits,
-    ReasoningDelta,
-    TextDelta,
     ToolSpec,
 )
 from dualclaw_server.models.api import AnswerFold, Api
+from dualclaw_server.models.beginnings import Beginnings
 from dualclaw_server.models.endpoint import Answer, Endpoint, ModelTimeouts
 from dualclaw_server.models.failures import UnreadableError
 from dualclaw_server.models.history import call_ids, without_images
@@ -39,6 +38,7 @@ _EVENT_STREAM = "text/event-stream"
 _EARLY_BYTES = 1024 * 1024
 _NO_STREAM = ("text/html", "application/json", "application/problem+json", "application/xml", "text/xml")
 _BODY_BYTES = 64 * 1024 * 1024
+_TOOL_SETS = 64  # most agents have one; each run asks for it anew
 
 
 class HttpChatModel:
@@ -73,6 +73,9 @@ class HttpChatModel:
         self._max_event_bytes = max_event_bytes
         self._tools: msgspec.Raw | None = None
         self._tool_names: frozenset[str] = frozenset()
+        self._tool_sets: dict[tuple[ToolSpec, ...], tuple[msgspec.Raw | None, frozenset[str]]] = {}
+        self._prepare = list if self._traits.images else without_images
+        self._beginnings = Beginnings(api.items, api.call_ids, self._prepare)
 
     @property
     def name(self) -> str:
@@ -91,8 +94,14 @@ class HttpChatModel:
             ValueError: a tool's parameters are not a JSON object.
         """
         made = copy.copy(self)
-        made._tools = self._api.tools(tools) if tools else None
-        made._tool_names = frozenset(tool.name for tool in tools)
+        key = tuple(tools)
+        known = self._tool_sets.get(key)
+        if known is None:
+            known = self._api.tools(tools) if tools else None, frozenset(tool.name for tool in tools)
+            if len(self._tool_sets) >= _TOOL_SETS:
+                del self._tool_sets[next(iter(self._tool_sets))]
+            self._tool_sets[key] = known
+        made._tools, made._tool_names = known
         return made
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelChunk, None]:
@@ -100,10 +109,10 @@ class HttpChatModel:
         timeouts = self._endpoint.timeouts
         start = asyncio.get_running_loop().time()
         whole = False
-        body = self._body(request, stream=True)
+        body, taken = self._body(request, stream=True)
         answer = await self._endpoint.post(body, accept=_EVENT_STREAM, within=timeouts.first_token)
         try:
-            fold = self._fold(request, answer)
+            fold = self._api.answer(self._endpoint.redact, taken, answer.request_id)
             try:
                 if answer.media_type.endswith("+json") or answer.media_type in _NO_STREAM:
                     await self._read_body(answer, fold)
@@ -115,14 +124,14 @@ class HttpChatModel:
                         data = await self._read(answer, fold, waits)
                         failure = _feed(reader, fold, data)
                         _keep_early(early, fold, data)
-                        for chunk in _merged(fold.take()):
+                        for chunk in fold.take():
                             yield chunk
                         if failure is not None:
                             raise failure
                         if data is None:
                             break
                     self._end(answer, fold, early)
-                for chunk in _merged(fold.take()):
+                for chunk in fold.take():
                     yield chunk
                 response = fold.response()
             except ModelError as error:
@@ -137,10 +146,10 @@ class HttpChatModel:
 
     async def generate(self, request: ModelRequest) -> ModelResponse:
         """Return the whole answer, asked for in one piece. Raises ModelError."""
-        body = self._body(request, stream=False)
+        body, taken = self._body(request, stream=False)
         answer = await self._endpoint.post(body, accept="application/json", within=self._endpoint.timeouts.whole)
         try:
-            fold = self._fold(request, answer)
+            fold = self._api.answer(self._endpoint.redact, taken, answer.request_id)
             try:
                 if answer.media_type == _EVENT_STREAM:
                     await self._read_events(answer, fold)
@@ -157,13 +166,19 @@ class HttpChatModel:
         """Close all connections."""
         await self._endpoint.aclose()
 
-    def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
-        if not self._traits.images:
-            request = replace(request, messages=without_images(request.messages))
-        return self._api.body(request, model=self._name, tools=self._tools, tool_names=self._tool_names, stream=stream)
-
-    def _fold(self, request: ModelRequest, answer: Answer) -> AnswerFold:
-        return self._api.answer(self._endpoint.redact, call_ids(request.messages), answer.request_id)
+    def _body(self, request: ModelRequest, *, stream: bool) -> tuple[bytes, frozenset[str]]:
+        """Return the body of a request, and the ids of all calls in the conversation."""
+        beginning = self._beginnings.of(request.messages, request.settled, self._tool_names)
+        rest = request.messages[len(beginning.messages) :]
+        body = self._api.body(
+            replace(request, messages=self._prepare(rest)),
+            model=self._name,
+            tools=self._tools,
+            tool_names=self._tool_names,
+            stream=stream,
+            beginning=beginning,
+        )
+        return body, beginning.call_ids | call_ids(rest)
 
     async def _read(self, answer: Answer, fold: AnswerFold, waits: "_Waits") -> bytes | None:
         """Return the next bytes, or None when the answer is over: at its end, or whole and nothing follows."""
@@ -289,23 +304,3 @@ def _add_usage(error: ModelError, fold: AnswerFold) -> None:
 
 def _too_large(error: EventTooLargeError) -> ModelError:
     return ModelError("MODEL_BAD_RESPONSE", f"The model's stream cannot be read: {error}.", retryable=False)
-
-
-def _merged(chunks: list[ModelChunk]) -> list[ModelChunk]:
-    """Return the deltas of one read with neighbours of one kind made one."""
-    if len(chunks) < 2:
-        return chunks
-    made: list[ModelChunk] = []
-    pieces: list[str] = []
-    kind: type[TextDelta] | type[ReasoningDelta] | None = None
-    for chunk in chunks:
-        if not isinstance(chunk, TextDelta | ReasoningDelta):
-            continue
-        if kind is not None and type(chunk) is not kind:
-            made.append(kind("".join(pieces)))
-            pieces = []
-        kind = type(chunk)
-        pieces.append(chunk.text)
-    if kind is not None:
-        made.append(kind("".join(pieces)))
-    return made

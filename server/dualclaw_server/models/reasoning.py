@@ -35,6 +35,11 @@ class ThinkSplitter:
         self._state = _State.START
         self._held: list[str] = []
 
+    @property
+    def over(self) -> bool:
+        """Return whether the text has begun, so that all that follows is text."""
+        return self._state is _State.TEXT
+
     def feed(self, piece: str) -> tuple[str, str]:
         """Take the next piece of the text."""
         if self._state is _State.TEXT:

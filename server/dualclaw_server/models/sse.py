@@ -14,7 +14,7 @@ Rules and their reasons:
   megabytes in small pieces costs linear time. ``max_event_bytes`` bounds what a peer can make us keep.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from dualclaw.events import clean_text
 
@@ -27,8 +27,7 @@ class EventTooLargeError(ValueError):
     """An event grew past the reader's bound; the reader is of no more use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
+class ServerEvent(msgspec.Struct, frozen=True, gc=False):
     """One event: its name ("message" is written as ""), its data lines joined by LF, and the last id seen."""
 
     data: str
@@ -104,7 +103,15 @@ class SSEReader:
                 self._partial.clear()
                 self._partial_size = 0
             for line in lines:
-                self._line(line, events)
+                # Most events are one line of data and a blank one.
+                if line[:6] == b"data: " and not self._data and len(line) <= self._max:
+                    self._data.append(line[6:])
+                    self._data_size = len(line) - 5
+                elif not line and len(self._data) == 1 and self._data[0]:
+                    events.append(ServerEvent(self._data.pop().decode("utf-8", "replace"), self._event, self._id))
+                    self._data_size, self._event = 0, ""
+                else:
+                    self._line(line, events)
         if rest:
             self._partial.append(rest)
             self._partial_size += len(rest)

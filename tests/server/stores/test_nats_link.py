@@ -3,13 +3,15 @@
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from dualclaw_server.engine.store import StoreError, Unavailable
+from dualclaw_server.engine.store import RunKey, StoreError, Unavailable
 from dualclaw_server.stores.nats import NatsStore, parse_address
-from dualclaw_server.stores.nats.layout import Mark, SettingDoc, Subjects, pack, token
+from dualclaw_server.stores.nats.layout import ItemDoc, Mark, SettingDoc, Subjects, WorkDoc, pack, token
 from dualclaw_server.stores.nats.link import Conflict, Link, Uncertain, Write
+from dualclaw_server.stores.nats.queue import _take
 from dualclaw_server.stores.nats.transaction import Transactor
 
 
@@ -116,7 +118,83 @@ async def test_a_connection_that_is_gone_is_unavailable(link):
             await asyncio.wait_for(call, 20)
 
 
-async def test_a_follower_that_leaves_at_once_takes_nothing_with_it(nats_r1, make):
+class Late(Link):
+    """A link to a leader that has not stored yet what a faster replica has delivered already."""
+
+    behind = 2
+
+    async def find(self, subject, kind, *, bare=False):
+        if kind is WorkDoc and self.behind:
+            self.behind -= 1
+            return None
+        return await super().find(subject, kind, bare=bare)
+
+    async def reached(self, seq):
+        return not self.behind and await super().reached(seq)
+
+
+async def test_an_item_the_leader_does_not_know_of_yet_is_not_dropped(link):
+    """It is looked at again; dropped as stale, nobody would ever work on that run."""
+    key = RunKey("t", "r")
+    item = ItemDoc(tenant="t", run_id="r", generation=1)
+    writes = [
+        Write(link.subjects.run(key, "work"), pack(WorkDoc(generation=1, waiting=True)), 0),
+        Write(link.subjects.item("default", key), pack(item), None),
+    ]
+    seq = await link.write(writes)
+    step = partial(_take, item, seq, "default", "w", "token", 9e9)
+    delivery, _ = await Transactor(Late(link.client, link.subjects, patience=5)).run("op", step)
+    assert delivery is not None
+    assert (delivery.key, delivery.generation, delivery.number) == (key, 1, 1)
+
+
+async def test_an_item_whose_run_is_gone_is_dropped(link):
+    """The leader has stored as much, and still knows nothing of the run."""
+    item = ItemDoc(tenant="t", run_id="r", generation=1)
+    seq = await link.write([Write(link.subjects.item("default", RunKey("t", "r")), pack(item), None)])
+    assert not await link.reached(seq + 1)
+    step = partial(_take, item, seq, "default", "w", "token", 9e9)
+    assert await Transactor(link).run("op", step) == (None, 0)
+
+
+async def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost(link):
+    """A task that was told to end must not go on because of what it was waiting for just then."""
+    went_on = []
+
+    async def ask():
+        await link.last(link.subjects.setting("t", "x"))
+        went_on.append(True)
+
+    task = asyncio.create_task(ask())
+    for _ in range(20):
+        if not link.client._resp_map:
+            await asyncio.sleep(0)
+    (answer,) = link.client._resp_map.values()
+    answer.add_done_callback(lambda _: task.cancel())
+    await asyncio.wait({task}, timeout=20)
+    assert task.cancelled()
+    assert went_on == []
+
+
+async def test_who_cleans_up_after_a_cancellation_may_still_ask(link):
+    """The cancellation that is over already is none of what is awaited after it."""
+    found = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            found.append(await link.last(link.subjects.setting("t", "x")))
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=20)
+    assert task.cancelled()
+    assert found == [None]
+
+
+async def test_a_follower_that_leaves_at_once_takes_nothing_with_it(nats_r1, make, until):
     """However far it has come: the connection serves everybody, goes on at once and hears no more of the run."""
     address = replace(parse_address(nats_r1.url()), patience=1)
     store = NatsStore(address, accept_loss=True)

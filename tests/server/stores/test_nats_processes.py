@@ -14,6 +14,7 @@ from dualclaw.errors import EngineError
 from dualclaw_server.engine.store import Created, Fenced
 from dualclaw_server.stores.nats import NatsStore, parse_address
 from dualclaw_server.stores.nats.layout import token
+from dualclaw_server.stores.nats.link import Link
 
 LEASE = 2.0
 
@@ -287,3 +288,37 @@ async def test_a_run_that_is_put_back_for_longer_than_a_lease_is_delivered_by_a_
     # A signal does not wait for the back-off to end; what the timer brings later is stale then.
     await second.signal(make.key("r2"), b"x", "s")
     assert (await claim_now(second, 5)).key == make.key("r2")
+
+
+async def test_a_consumer_that_is_gone_is_made_anew(stores, make, claim_now):
+    """Whoever deletes it must not have stopped the work of all processes until they are started again."""
+    store = await stores()
+    link = store._parts.reader._link
+    assert await store.claim("default", "w", 0.1) is None
+    await link.call(f"CONSUMER.DELETE.{link.subjects.stream}.pool-{token('default')}", {})
+    await store.create(make.new("r1"))
+    assert (await claim_now(store, 30)).key == make.key("r1")
+
+
+async def test_a_claim_does_not_wait_for_a_consumer_that_is_made_anew(stores, make, claim_now):
+    """An election looks as if the consumer were gone; its end is nothing a claim of a moment waits for."""
+
+    class Mute(Link):
+        asked = 0
+
+        async def call(self, subject, body):
+            if subject.startswith("CONSUMER.CREATE."):
+                self.asked += 1
+                await asyncio.Event().wait()
+            return await super().call(subject, body)
+
+    store = await stores()
+    assert await store.claim("default", "w", 0.1) is None
+    queue = store._parts.queue
+    mute = queue._link = Mute(queue._link.client, queue._link.subjects)
+    for _ in range(2):
+        queue._refusing.add(f"pool-{token('default')}")
+        assert await asyncio.wait_for(store.claim("default", "w", 0.1), 20) is None
+    await store.create(make.new("r1"))
+    assert (await claim_now(store, 30)).key == make.key("r1")
+    assert mute.asked == 1

@@ -29,7 +29,7 @@ def test_an_address_has_servers_a_name_and_settings():
     assert (address.name, address.replicas, address.max_bytes, address.lease) == ("RUNS", 5, 1000, 12.0)
     assert address.shown == "one:4222, two:4333"
     plain = parse_address("tls://host")
-    assert (plain.servers, plain.name, plain.replicas, plain.tls) == (("tls://host:4222",), "DUALCLAW", 3, True)
+    assert (plain.servers, plain.name, plain.replicas, plain.tls) == (("tls://host:4222",), "DUALCLAW", None, True)
     store = store_from_url("nats://host/X?lease=9", accept_loss=True, lease=5, max_stall=7)
     assert (store._lease, store._max_stall, store._accept_loss) == (9, 7, True)
     assert store_from_url("nats://host", lease=5)._lease == 5
@@ -68,6 +68,41 @@ async def test_one_replica_is_refused_unless_loss_is_accepted(url, nats_r1):
     store = NatsStore(parse_address(url), accept_loss=True)
     await store.open()
     await store.close()
+
+
+async def test_a_refused_start_makes_nothing(nats_r1):
+    """A stream of one replica that it had made would still be there, and refused, once there are three servers."""
+    address = parse_address(nats_r1.url(sync="always"))
+    with pytest.raises(NotDurable):
+        await NatsStore(address).open()
+    client = await address.connect("test")
+    reply = await client.request(f"$JS.API.STREAM.INFO.{address.name}", timeout=5)
+    assert json.loads(reply.data)["error"]["err_code"] == 10059
+    await client.close()
+
+
+async def test_a_server_by_itself_will_do_where_loss_is_accepted(nats_r1):
+    """Nobody has said how many replicas; a number that it cannot keep is refused at once, with what would be right."""
+    name = parse_address(nats_r1.url()).name
+    address = f"nats://{nats_r1.hosts}/{name}"
+    with pytest.raises(NotDurable, match=r"stands alone.*DUALCLAW_ACCEPT_LOSS=1"):
+        await NatsStore(parse_address(f"{address}?sync=always")).open()
+    with pytest.raises(StoreError, match=r"stands alone.*3 replicas.*replicas=1"):
+        await NatsStore(parse_address(f"{address}?replicas=3"), accept_loss=True).open()
+    for _ in range(2):  # made, and found
+        store = NatsStore(parse_address(address), accept_loss=True)
+        await store.open()
+        await store.close()
+    nats_r1.remove(name)
+
+
+async def test_a_server_that_is_away_is_named_with_what_happened(tmp_path):
+    """An error that says nothing by itself is told by its name."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{closed.getsockname()[1]}?patience=1"
+        with pytest.raises(Unavailable, match=r"answers: \w+"):
+            await NatsStore(parse_address(url), accept_loss=True).open()
 
 
 async def test_how_servers_sync_must_be_known(nats_r3, request):

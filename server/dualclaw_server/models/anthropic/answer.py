@@ -21,13 +21,13 @@ Rules and their reasons:
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
-from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
+from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse
 from dualclaw_server.models.anthropic.wire import (
     UsageCount,
     WireBlock,
@@ -35,6 +35,7 @@ from dualclaw_server.models.anthropic.wire import (
     WireMessage,
     WireReader,
 )
+from dualclaw_server.models.deltas import Deltas
 from dualclaw_server.models.failures import Redactor
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.sse import HalfJoiner, ServerEvent
@@ -99,7 +100,7 @@ class AnthropicAnswer:
         self._request_id = request_id
         self._blocks: list[_Block] = []
         self._by_index: dict[int, _Block] = {}
-        self._pending: list[ModelChunk] = []
+        self._deltas = Deltas()
         self._usage = UsageCount()
         self._id = ""
         self._model = ""
@@ -176,10 +177,9 @@ class AnthropicAnswer:
         self._finish = self._finish or "end_turn"
         self.done = True
 
-    def take(self) -> list[ModelChunk]:
-        """Return the deltas since the last time."""
-        found, self._pending = self._pending, []
-        return found
+    def take(self) -> Sequence[ModelChunk]:
+        """Return the deltas since the last time, neighbours of one kind as one."""
+        return self._deltas.take()
 
     def end(self) -> None:
         """Give back what was held; ``take`` and ``response`` follow."""
@@ -323,7 +323,10 @@ class AnthropicAnswer:
     def _emit(self, block: _Block, piece: str) -> None:
         if piece:
             block.pieces.append(piece)
-            self._pending.append(TextDelta(piece) if block.kind == "text" else ReasoningDelta(piece))
+            if block.kind == "text":
+                self._deltas.text(piece)
+            else:
+                self._deltas.reasoning(piece)
 
     def _finish_with(self, reason: object) -> None:
         if reason and isinstance(reason, str):

@@ -12,10 +12,11 @@ from dualclaw_server.engine.model import ModelRequest, ToolSpec
 from dualclaw_server.models.anthropic.answer import AnthropicAnswer
 from dualclaw_server.models.anthropic.dialect import DEFAULT_DIALECT, AnthropicDialect
 from dualclaw_server.models.anthropic.options import wire_options
-from dualclaw_server.models.anthropic.request import tools_json, wire_messages
+from dualclaw_server.models.anthropic.request import tools_json, wire_messages, wire_turns
+from dualclaw_server.models.beginnings import NOTHING, Beginning, joined
 from dualclaw_server.models.endpoint import bearer
 from dualclaw_server.models.failures import Redactor
-from dualclaw_server.models.history import system_text
+from dualclaw_server.models.history import CallIds, Turn, system_text
 
 _BREAKPOINT = {"type": "ephemeral"}
 
@@ -55,6 +56,15 @@ class AnthropicApi:
         """Return the request's ``tools`` as JSON. Raises ValueError: parameters are not a JSON object."""
         return tools_json(specs)
 
+    @property
+    def call_ids(self) -> CallIds:
+        """What the vendor takes as call ids."""
+        return CallIds()
+
+    def items(self, conversation: Sequence[Turn], tool_names: frozenset[str]) -> Sequence[object]:
+        """Return what is sent of turns."""
+        return wire_turns(conversation, tool_names, self.dialect)
+
     def body(
         self,
         request: ModelRequest,
@@ -63,17 +73,20 @@ class AnthropicApi:
         tools: msgspec.Raw | None,
         tool_names: frozenset[str],
         stream: bool,
+        beginning: Beginning = NOTHING,
     ) -> bytes:
         """Return the request as JSON. Raises ModelError: an option cannot be expressed."""
         dialect = self.dialect
-        messages = wire_messages(request, tool_names, dialect)
+        messages = wire_messages(request, tool_names, dialect, beginning)
         named = {"anthropic_version": dialect.body_version} if dialect.body_version else {"model": model}
-        body: dict[str, object] = {**named, "messages": messages, "stream": stream}
-        body |= wire_options(request, messages, tools=tools, tool_names=tool_names, dialect=dialect)
-        if (system := system_text(request)).strip():
-            body["system"] = _cached(system) if dialect.cache else system
+        options = wire_options(
+            request, messages, tools=tools, tool_names=tool_names, dialect=dialect, called=beginning.tools
+        )
         if dialect.cache:
             _cache_up_to_here(messages)
+        body: dict[str, object] = {**named, "messages": joined([], beginning, messages), "stream": stream, **options}
+        if (system := system_text(request, beginning.system)).strip():
+            body["system"] = _cached(system) if dialect.cache else system
         return msgspec.json.encode(body)
 
     def answer(self, redact: Redactor, taken: Collection[str], request_id: str) -> AnthropicAnswer:

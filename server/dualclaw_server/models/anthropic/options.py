@@ -38,6 +38,7 @@ def wire_options(
     tools: msgspec.Raw | None,
     tool_names: frozenset[str],
     dialect: AnthropicDialect,
+    called: Sequence[str] = (),
 ) -> Wire:
     """Return all fields but the model, the system text and the messages.
 
@@ -47,6 +48,7 @@ def wire_options(
         tools: as they are sent; None: none.
         tool_names: their names.
         dialect: what this vendor varies.
+        called: names of tools that are called in messages before these.
 
     Raises:
         ModelError: MODEL_BAD_RESPONSE, an option cannot be expressed.
@@ -64,7 +66,7 @@ def wire_options(
             choice = _answer_choice(choice, tool_names, dialect)
             own = msgspec.json.decode(tools, type=list[msgspec.Raw]) if tools is not None else []
             sent = [*own, _answer_tool(schema)]
-    if sent is None and (names := used_tools(messages)):
+    if sent is None and (names := dict.fromkeys([*called, *used_tools(messages)])):
         sent = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         choice = {"type": "none"}
     if sent is not None:

@@ -22,10 +22,12 @@ from dualclaw.events import clean_text
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
 from dualclaw_server.models.anthropic.dialect import DEFAULT_DIALECT, AnthropicDialect
 from dualclaw_server.models.anthropic.media import media_block
+from dualclaw_server.models.beginnings import NOTHING, Beginning
 from dualclaw_server.models.history import (
     NO_RESULT,
     AssistantTurn,
     SentCall,
+    Turn,
     UserTurn,
     error_text,
     signature_for,
@@ -57,29 +59,40 @@ def tools_json(tools: Sequence[ToolSpec]) -> msgspec.Raw:
 
 
 def wire_messages(
-    request: ModelRequest, tool_names: frozenset[str] = frozenset(), dialect: AnthropicDialect = DEFAULT_DIALECT
+    request: ModelRequest,
+    tool_names: frozenset[str] = frozenset(),
+    dialect: AnthropicDialect = DEFAULT_DIALECT,
+    beginning: Beginning = NOTHING,
 ) -> list[Wire]:
     """Return the request's messages in the form of the API.
 
     Args:
-        request: the conversation.
+        request: the conversation behind its beginning.
         tool_names: tools the model may call; their names are sent as they are.
         dialect: what this vendor varies.
+        beginning: what stands before; it is not returned.
     """
-    made: list[Wire] = []
-    for turn in turns(request.messages):
-        if isinstance(turn, UserTurn):
-            _add(made, "user", _content(turn.parts))
-        else:
-            _add(made, "assistant", _said(turn, tool_names, dialect))
-            _add(made, "user", [_result(call) for call in turn.calls])
-    if made and made[0]["role"] == "assistant":
+    rest = turns(request.messages, place=len(beginning.messages), used=beginning.sent_ids)
+    made = wire_turns(rest, tool_names, dialect)
+    if made and made[0]["role"] == "assistant" and not beginning.messages:
         made.insert(0, {"role": "user", "content": [_text(LEFT_OUT)]})
     prefix = clean_text(request.prefix).rstrip()
     if not made or (made[-1]["role"] == "assistant" and not prefix):
         _add(made, "user", [_text(GO_ON)])
     if prefix:
         _add(made, "assistant", [_text(prefix)])
+    return made
+
+
+def wire_turns(conversation: Iterable[Turn], tool_names: frozenset[str], dialect: AnthropicDialect) -> list[Wire]:
+    """Return turns in the form of the API."""
+    made: list[Wire] = []
+    for turn in conversation:
+        if isinstance(turn, UserTurn):
+            _add(made, "user", _content(turn.parts))
+        else:
+            _add(made, "assistant", _said(turn, tool_names, dialect))
+            _add(made, "user", [_result(call) for call in turn.calls])
     return made
 
 

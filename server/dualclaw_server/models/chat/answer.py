@@ -19,15 +19,16 @@ Rules and their reasons:
 import json
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
-from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
+from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse
 from dualclaw_server.models.chat.wire import WireChunk, WireDelta, WireFunction, chunk_decoder, read_usage
+from dualclaw_server.models.deltas import Deltas
 from dualclaw_server.models.failures import Redactor, error_in, unreadable, unreadable_event
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.reasoning import ThinkSplitter
@@ -89,7 +90,7 @@ class ChatAnswer:
         self._think = ThinkSplitter()
         self._blocks: list[_Block] = []
         self._reasonings: deque[_Block] = deque(maxlen=_OPEN_BLOCKS)
-        self._pending: list[ModelChunk] = []
+        self._deltas = Deltas()
         self._joiner = HalfJoiner()
         self._call_signatures: dict[OpenCall, str] = {}
         self._refused = False
@@ -156,10 +157,9 @@ class ChatAnswer:
         self._finish = self._finish or "stop"
         self.done = True
 
-    def take(self) -> list[ModelChunk]:
-        """Return the deltas since the last time, neighbours of one kind merged."""
-        found, self._pending = self._pending, []
-        return found
+    def take(self) -> Sequence[ModelChunk]:
+        """Return the deltas since the last time, neighbours of one kind as one."""
+        return self._deltas.take()
 
     def end(self) -> None:
         """Give back what was held; ``take`` and ``response`` follow."""
@@ -288,7 +288,11 @@ class ChatAnswer:
 
     def _text(self, piece: str) -> None:
         """Take text; halves of a surrogate pair that were sent apart meet again here."""
-        reasoning, text = self._think.feed(self._joiner.feed(piece))
+        piece = self._joiner.feed(piece)
+        if self._think.over:
+            self._emit("text", piece)
+            return
+        reasoning, text = self._think.feed(piece)
         self._emit("reasoning", reasoning)
         self._emit("text", text)
 
@@ -300,7 +304,10 @@ class ChatAnswer:
         if block is None or block.kind != kind or block.seals:
             block = self._open(kind)
         block.pieces.append(piece)
-        self._pending.append(TextDelta(piece) if kind == "text" else ReasoningDelta(piece))
+        if kind == "text":
+            self._deltas.text(piece)
+        else:
+            self._deltas.reasoning(piece)
 
     def _typed_part(self, part: object) -> None:
         if isinstance(part, str):

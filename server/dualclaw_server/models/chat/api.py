@@ -9,12 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dualclaw_server.engine.model import ModelRequest, ToolSpec
+from dualclaw_server.models.beginnings import NOTHING, Beginning, joined
 from dualclaw_server.models.chat.answer import ChatAnswer
 from dualclaw_server.models.chat.dialect import DEFAULT_DIALECT, ChatDialect
 from dualclaw_server.models.chat.options import wire_options
-from dualclaw_server.models.chat.request import tools_json, wire_messages
+from dualclaw_server.models.chat.request import ids_of, tools_json, wire_messages, wire_turns
 from dualclaw_server.models.endpoint import bearer
 from dualclaw_server.models.failures import Redactor
+from dualclaw_server.models.history import CallIds, Turn
 
 
 class ChatApi:
@@ -35,6 +37,15 @@ class ChatApi:
         """Return the request's ``tools`` as JSON. Raises ValueError: parameters are not a JSON object."""
         return tools_json(specs)
 
+    @property
+    def call_ids(self) -> CallIds:
+        """What the vendor takes as call ids."""
+        return ids_of(self.dialect)
+
+    def items(self, conversation: Sequence[Turn], tool_names: frozenset[str]) -> Sequence[object]:
+        """Return what is sent of turns."""
+        return wire_turns(conversation, tool_names, self.dialect)
+
     def body(
         self,
         request: ModelRequest,
@@ -43,11 +54,15 @@ class ChatApi:
         tools: msgspec.Raw | None,
         tool_names: frozenset[str],
         stream: bool,
+        beginning: Beginning = NOTHING,
     ) -> bytes:
         """Return the request as JSON. Raises ModelError: an option cannot be expressed."""
+        made = wire_messages(request, tool_names, self.dialect, beginning)
+        first = made[:1] if made and made[0]["role"] == "system" else []
+        messages = joined(first, beginning, made[len(first) :])
         body: dict[str, object] = {
             "model": model,
-            "messages": wire_messages(request, tool_names, self.dialect),
+            "messages": messages,
             "stream": stream,
         }
         if stream and self.dialect.stream_usage:

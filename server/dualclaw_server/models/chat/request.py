@@ -13,18 +13,20 @@ share):
 - Images go where they are allowed, into user messages; in a tool's result a note stands in their place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dualclaw import Media, ReasoningPart
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import ModelError, ModelRequest, ToolSpec
+from dualclaw_server.models.beginnings import NOTHING, Beginning
 from dualclaw_server.models.chat.dialect import DEFAULT_DIALECT, ChatDialect
 from dualclaw_server.models.chat.options import schema_text
 from dualclaw_server.models.history import (
     AssistantTurn,
     CallIds,
+    Turn,
     UserTurn,
     signature_for,
     system_text,
@@ -55,26 +57,44 @@ def tools_json(tools: Sequence[ToolSpec]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(made))
 
 
-def wire_messages(
-    request: ModelRequest, tool_names: frozenset[str] = frozenset(), dialect: ChatDialect = DEFAULT_DIALECT
-) -> list[Wire]:
-    """Return the request's messages in the form of the API.
+def ids_of(dialect: ChatDialect) -> CallIds:
+    """Return what the vendor takes as call ids."""
+    return CallIds(dialect.longest_call_id, "short" if dialect.exact_call_id else "any")
 
-    Args:
-        request: the conversation.
-        tool_names: tools the model may call; their names are sent as they are.
-        dialect: what the vendor varies.
 
-    Raises:
-        ModelError: MODEL_BAD_RESPONSE, there is a prefix and the vendor cannot continue one.
-    """
-    system = "\n\n".join(filter(None, [system_text(request), schema_text(request.options, dialect)]))
-    made: list[Wire] = [{"role": "system", "content": system}] if system else []
-    for turn in turns(request.messages, CallIds(dialect.longest_call_id, "short" if dialect.exact_call_id else "any")):
+def wire_turns(conversation: Iterable[Turn], tool_names: frozenset[str], dialect: ChatDialect) -> list[Wire]:
+    """Return turns in the form of the API."""
+    made: list[Wire] = []
+    for turn in conversation:
         if isinstance(turn, UserTurn):
             _add_user(made, turn)
         else:
             _add_assistant(made, turn, tool_names, dialect)
+    return made
+
+
+def wire_messages(
+    request: ModelRequest,
+    tool_names: frozenset[str] = frozenset(),
+    dialect: ChatDialect = DEFAULT_DIALECT,
+    beginning: Beginning = NOTHING,
+) -> list[Wire]:
+    """Return the request's messages in the form of the API, the system's first.
+
+    Args:
+        request: the conversation behind its beginning.
+        tool_names: tools the model may call; their names are sent as they are.
+        dialect: what the vendor varies.
+        beginning: what stands before, and was translated before; only its system texts are returned.
+
+    Raises:
+        ModelError: MODEL_BAD_RESPONSE, there is a prefix and the vendor cannot continue one.
+    """
+    said = system_text(request, beginning.system)
+    system = "\n\n".join(filter(None, [said, schema_text(request.options, dialect)]))
+    rest = turns(request.messages, ids_of(dialect), place=len(beginning.messages), used=beginning.sent_ids)
+    made: list[Wire] = [{"role": "system", "content": system}] if system else []
+    made += wire_turns(rest, tool_names, dialect)
     if request.prefix:
         made.append(_prefill(request.prefix, dialect))
     return made

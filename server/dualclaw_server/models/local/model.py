@@ -221,4 +221,4 @@ def _shortened(request: ModelRequest) -> list[ModelRequest]:
     """Return the request with as many of the last questions as may fit, then with fewer; at least one request."""
     asked = [at for at, message in enumerate(request.messages) if message.role == Role.ROLE_USER]
     starts = dict.fromkeys(asked[-count] if count < len(asked) else 0 for count in QUESTIONS)
-    return [replace(request, messages=request.messages[start:]) for start in starts]
+    return [replace(request, messages=request.messages[start:], settled=0) for start in starts]

@@ -17,7 +17,7 @@ Rules and their reasons:
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +25,8 @@ import msgspec
 
 from dualclaw import ContentPart, Message, ReasoningPart, Role, Usage
 from dualclaw.events import clean_text
-from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse, ReasoningDelta, TextDelta
+from dualclaw_server.engine.model import FinishReason, ModelChunk, ModelError, ModelResponse
+from dualclaw_server.models.deltas import Deltas
 from dualclaw_server.models.failures import Redactor, error_from_object, error_in, unreadable, unreadable_event
 from dualclaw_server.models.history import mark
 from dualclaw_server.models.responses.wire import (
@@ -91,7 +92,7 @@ class ResponsesAnswer:
         self._newest: dict[Kind, _Item] = {}
         self._joiner = HalfJoiner()
         self._last: tuple[_Item, PartKey] | None = None
-        self._pending: list[ModelChunk] = []
+        self._deltas = Deltas()
         self._finish: FinishReason | None = None
         self._refused = False
         self._where = "the stream"
@@ -160,10 +161,9 @@ class ResponsesAnswer:
             raise unreadable(text, self._redact, wanted=_WANTED)
         self._end(response)
 
-    def take(self) -> list[ModelChunk]:
-        """Return the deltas since the last time."""
-        found, self._pending = self._pending, []
-        return found
+    def take(self) -> Sequence[ModelChunk]:
+        """Return the deltas since the last time, neighbours of one kind as one."""
+        return self._deltas.take()
 
     def end(self) -> None:
         """Give back what was held; ``take`` and ``response`` follow."""
@@ -329,7 +329,10 @@ class ResponsesAnswer:
         self.started = True
         gap = _PARAGRAPH if item.kind == "reasoning" and item.parts and key not in item.parts else ""
         item.parts.setdefault(key, []).append(text)
-        self._pending.append(TextDelta(text) if item.kind == "text" else ReasoningDelta(gap + text))
+        if item.kind == "text":
+            self._deltas.text(text)
+        else:
+            self._deltas.reasoning(gap + text)
 
     def _whole(self, item: _Item, key: PartKey, text: object) -> None:
         """Take the whole text of a part: what of it was not there yet follows as a delta."""

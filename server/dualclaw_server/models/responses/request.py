@@ -10,14 +10,24 @@ Rules and their reasons (``history`` has those that all APIs share):
 - This API has no stop texts and cannot go on from the beginning of an answer: both are refused, not ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dualclaw import ContentPart, Media, ReasoningPart, ToolResult
 from dualclaw.events import clean_text
 from dualclaw_server.engine.model import ModelOptions, ModelRequest, ToolSpec
-from dualclaw_server.models.history import AssistantTurn, CallIds, SentCall, UserTurn, signature_for, system_text, turns
+from dualclaw_server.models.beginnings import NOTHING, Beginning, joined
+from dualclaw_server.models.history import (
+    AssistantTurn,
+    CallIds,
+    SentCall,
+    Turn,
+    UserTurn,
+    signature_for,
+    system_text,
+    turns,
+)
 from dualclaw_server.models.media import media_address, media_text, media_type_of
 from dualclaw_server.models.responses.dialect import OPENAI_RESPONSES, ResponsesDialect
 from dualclaw_server.models.schema import fits_strict_mode, read_schema
@@ -60,6 +70,7 @@ def response_fields(
     tools: msgspec.Raw | None,
     tool_names: frozenset[str],
     dialect: ResponsesDialect = OPENAI_RESPONSES,
+    beginning: Beginning = NOTHING,
 ) -> Wire:
     """Return all fields of a request but ``stream``.
 
@@ -69,9 +80,11 @@ def response_fields(
     if request.prefix:
         raise refusal("the Responses API cannot go on from the beginning of an answer")
     made: Wire = {"model": model, "store": False}
-    if system := system_text(request):
+    if system := system_text(request, beginning.system):
         made["instructions"] = system
-    made["input"] = input_items(request, tool_names, dialect)
+    ids = CallIds(dialect.longest_call_id)
+    rest = turns(request.messages, ids, place=len(beginning.messages), used=beginning.sent_ids)
+    made["input"] = joined([], beginning, wire_turns(rest, tool_names, dialect))
     if dialect.encrypted_reasoning and not model.startswith(dialect.unsealed_models):
         made["include"] = ["reasoning.encrypted_content"]
     if dialect.reasoning_summary is not None:
@@ -89,8 +102,13 @@ def input_items(
         tool_names: tools the model may call; their names are sent as they are.
         dialect: what the vendor varies.
     """
+    return wire_turns(turns(request.messages, CallIds(dialect.longest_call_id)), tool_names, dialect)
+
+
+def wire_turns(conversation: Iterable[Turn], tool_names: frozenset[str], dialect: ResponsesDialect) -> list[Wire]:
+    """Return turns as input items."""
     made: list[Wire] = []
-    for turn in turns(request.messages, CallIds(dialect.longest_call_id)):
+    for turn in conversation:
         if isinstance(turn, UserTurn):
             made.append({"role": "user", "content": _contents(turn.parts)})
         else:

@@ -4,7 +4,8 @@
 
 LOGIN is USER:PASSWORD or a token. ``tls://`` asks for TLS. NAME is the stream, ``DUALCLAW`` by default. Settings:
 
-    replicas=3        copies of the stream when it is made; what is there already is never changed
+    replicas=3        copies of the stream when it is made; what is there already is never changed. Not said, it is 1
+                      where a server stands alone and DUALCLAW_ACCEPT_LOSS=1
     max_bytes=0       size of the stream at which new messages are refused; 0: the account's limit
     max_running=1000  runs in hand at once in the whole cluster, for each pool
     lease=30          seconds a run stays with a process that shows no sign of life
@@ -45,7 +46,8 @@ class Address:
 
     servers: tuple[str, ...]
     name: str = "DUALCLAW"
-    replicas: int = 3
+    replicas: int | None = None
+    """None: 3, or 1 where a server stands alone and loss is accepted."""
     max_bytes: int = 0
     max_running: int = 1000
     lease: float | None = None
@@ -84,7 +86,9 @@ class Address:
         except BaseException as error:
             await client.close()
             if isinstance(error, nats.errors.Error | OSError | TimeoutError):
-                raise Unavailable(f"no NATS server of {self.shown} answers: {error or type(error).__name__}") from error
+                raise Unavailable(
+                    f"no NATS server of {self.shown} answers: {str(error) or type(error).__name__}"
+                ) from error
             raise
         return client
 
@@ -105,7 +109,7 @@ class Address:
 async def _log(error: Exception) -> None:
     """Tell what no call is told: missing permissions, above all. A server that is away is told by the calls."""
     level = logging.WARNING if isinstance(error, nats.errors.Error) else logging.DEBUG
-    log.log(level, "NATS: %s", error or type(error).__name__)
+    log.log(level, "NATS: %s", str(error) or type(error).__name__)
 
 
 def parse_address(url: str) -> Address:
@@ -137,7 +141,7 @@ def parse_address(url: str) -> Address:
     address = Address(
         servers,
         name,
-        replicas=_number(values, "replicas", 3, (1, 3, 5)),
+        replicas=_number(values, "replicas", 3, (1, 3, 5)) if "replicas" in values else None,
         max_bytes=_number(values, "max_bytes", 0),
         max_running=_number(values, "max_running", 1000),
         lease=_seconds(values, "lease", LEASE, least=1.0) if "lease" in values else None,

@@ -141,7 +141,7 @@ class Appender:
             _check(frame, expect, tail)
             write = Write(self._subjects.run(key, "log"), pack(entry, frame.body), tail.seq, keep_history=True)
             try:
-                seq = await self._link.write([write])
+                seq = await self._transactor.batches.store([write])
             except (Conflict, Again, Uncertain):
                 pass
             else:

@@ -24,6 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from dualclaw_server.engine.store import RunKey, StoreError
+from dualclaw_server.stores.nats.cancellation import heed
 from dualclaw_server.stores.nats.layout import Subjects, WorkDoc, unpack
 from dualclaw_server.stores.nats.link import Again, Link
 from dualclaw_server.stores.nats.work import Delivery
@@ -174,7 +175,7 @@ class Heart:
         try:
             return await self._connect("heart")
         except (StoreError, nats.errors.Error, OSError) as error:
-            log.warning("the heart has no connection: %s", error or type(error).__name__)
+            log.warning("the heart has no connection: %s", str(error) or type(error).__name__)
             return None
 
     def _tick(self) -> None:
@@ -186,9 +187,9 @@ class Heart:
     async def _prolong(self, client: Client, claim: Held) -> None:
         began = time.monotonic()
         try:
-            await client.request(claim.message.reply, b"+WPI", timeout=self._lease / 3)
+            await heed(client.request(claim.message.reply, b"+WPI", timeout=self._lease / 3))
         except (nats.errors.Error, OSError) as error:
-            log.warning("a heartbeat failed: %s", error or type(error).__name__)
+            log.warning("a heartbeat failed: %s", str(error) or type(error).__name__)
         else:
             claim.until = max(claim.until, began + self._lease)
 

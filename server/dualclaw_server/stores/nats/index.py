@@ -177,15 +177,15 @@ class Index:
         token = make_token(*rest[length - 1][0]) if len(rest) > length else ""
         return Page([Message.FromString(body) for _, body in rest[:length]], token)
 
-    async def history(self, tenant: str, conversation_id: str, before_run: str) -> list[Message]:
+    async def history(self, tenant: str, conversation_id: str, before_run: str) -> tuple[Message, ...]:
         """Return the messages that came before a run became active; all of them while it waits."""
         await self.conversation(tenant, conversation_id)
         before = (await self._reader.position(RunKey(tenant, before_run))).run.doc.activation
-        return [
+        return tuple(
             Message.FromString(body)
             for (activation, _), body in await self.messages(tenant, conversation_id)
             if not before or activation < before
-        ]
+        )
 
 
 def _public(doc: ConversationDoc) -> Conversation:

@@ -3,7 +3,8 @@
 Rules:
 - What must be current is read from the stream's leader (STREAM.MSG.GET). A direct get may come from a follower that
   is behind; so it is used for many messages at once only, and its answer counts when it is at least as new as
-  what the leader knew before.
+  what the leader knew before. The leader may be behind, too: a replica that is faster delivers to a consumer what the
+  leader is about to store. What was delivered, and is not there, may come.
 - Every write has one of five ends. Stored. ``Conflict``: somebody else wrote first, nothing was stored. ``Again``:
   the server cannot now, nothing was stored. ``Full``. ``Uncertain``: no answer; only a look at the stream tells,
   and a late write is harmless because each one names the sequence it builds on.
@@ -32,6 +33,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from dualclaw_server.engine.store import Full, StoreError, Unavailable
+from dualclaw_server.stores.nats.cancellation import heed
 from dualclaw_server.stores.nats.layout import INLINE, D, Doc, Found, Stored, Subjects, pack, unpack
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ _PAUSE = 0.1
 _DIRECT_SUBJECTS = 500
 _CONFLICTS = frozenset({10071, 10164})
 _FULL = frozenset({10002, 10023, 10028, 10047, 10077})
-_AGAIN = frozenset({10003, 10005, 10008, 10009, 10074, 10118, 10176, 10210, 10211})
+_AGAIN = frozenset({10003, 10005, 10008, 10009, 10118, 10176, 10210, 10211})
 _NOT_FOUND = frozenset({10037, 10043})
 
 
@@ -92,6 +94,7 @@ class _GetReply(msgspec.Struct):
 
 class _State(msgspec.Struct):
     subjects: dict[str, int] | None = None
+    last_seq: int = 0
 
 
 class _InfoReply(msgspec.Struct):
@@ -136,7 +139,7 @@ class Link:
         """Return the answer of the JetStream API, once. Raises Again."""
         data = json.dumps(body).encode() if body else b""
         try:
-            reply = await self.client.request(f"$JS.API.{subject}", data, timeout=timeout or self.timeout)
+            reply = await heed(self.client.request(f"$JS.API.{subject}", data, timeout=timeout or self.timeout))
         except (nats.errors.Error, OSError) as error:
             raise Again(f"no answer to {subject}: {error}") from error
         return reply.data
@@ -273,7 +276,7 @@ class Link:
                 f"$JS.API.DIRECT.GET.{self.subjects.stream}", json.dumps(body).encode(), reply=inbox
             )
             while True:
-                message = await subscription.next_msg(timeout=self.timeout)
+                message = await heed(subscription.next_msg(timeout=self.timeout))
                 headers = message.headers or {}
                 match headers.get("Status"):
                     case None:
@@ -305,6 +308,11 @@ class Link:
             if not some or len(found) >= reply.total:
                 return found
 
+    async def reached(self, seq: int) -> bool:
+        """Tell whether the leader itself has stored as much; a replica may be ahead of it by milliseconds."""
+        reply = msgspec.json.decode(await self.call(f"STREAM.INFO.{self.subjects.stream}", {}), type=_InfoReply)
+        return reply.state is not None and reply.state.last_seq >= seq
+
     # Writes
 
     async def write(self, writes: Sequence[Write]) -> int:
@@ -331,7 +339,9 @@ class Link:
                 if len(writes) > 1:
                     headers["Nats-Batch-Commit"] = "1"
                 sent = True
-                reply = await self.client.request(write.subject, write.data, timeout=self.timeout, headers=headers)
+                reply = await heed(
+                    self.client.request(write.subject, write.data, timeout=self.timeout, headers=headers)
+                )
         except nats.errors.NoRespondersError as error:
             raise Again("no stream listens") from error
         except nats.errors.OutboundBufferLimitError as error:
@@ -370,7 +380,7 @@ class Link:
             if not self.client.is_connected:
                 raise Again("there is no connection")
             try:
-                reply = await self.client.request(subject, pack(doc), timeout=self.timeout, headers=dict(headers))
+                reply = await heed(self.client.request(subject, pack(doc), timeout=self.timeout, headers=dict(headers)))
                 _stored(reply)
             except (nats.errors.Error, OSError, Uncertain) as error:
                 raise Again(str(error) or type(error).__name__) from error

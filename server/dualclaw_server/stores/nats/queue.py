@@ -5,6 +5,8 @@ Rules:
   delays at most one item, by one lease.
 - A claimer that leaves keeps its inbox open until its pull is over; what still arrives there is put back at once.
 - Whoever was given a message while it left, or while the store closes, puts its item back, too.
+- A consumer that is gone (deleted by hand, lost with a server) is made anew. It delivers all items from the start; what
+  is stale among them is dropped, and what somebody has in hand goes to another, as when a lease ends.
 - A delay of more than a lease is a scheduled message, not a message put back: those count as being in hand, of which
   there is a limit.
 """
@@ -41,6 +43,8 @@ SETTLE = 0.5
 PULL = 5.0
 """Seconds one pull waits at most."""
 _GRACE = 2.0
+_REMAKE = 3.0
+"""Seconds without an answer after which a consumer is made again; one that is there stays as it is."""
 _TICKS = "due"
 _TICK_RETRY = 5.0
 _TICK_TRIES = 8
@@ -119,6 +123,9 @@ class Queue:
         self._settling = replicas > 1
         self._settled: set[str] = set()
         self._consumers: dict[str, asyncio.Future[None]] = {}
+        self._refusing: set[str] = set()
+        """Consumers that may be gone."""
+        self._remaking: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._returning: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -130,9 +137,9 @@ class Queue:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         stream, consumer = self._link.subjects.stream, f"pool-{token(pool)}"
-        await self._ensure(stream, consumer, self._link.subjects.items(pool), self._max_running)
         self._begin_ticking()
         while not self._closing:
+            await self._ensure(stream, consumer, self._link.subjects.items(pool), self._max_running)
             floor = SETTLE if self._settling and consumer not in self._settled else FLOOR
             message = await self._pull(stream, consumer, max(deadline - loop.time(), floor))
             self._settled.add(consumer)
@@ -169,7 +176,8 @@ class Queue:
             await self._done(message)
             return None
         name = secrets.token_hex(8)
-        step = partial(_take, item, pool, worker, name, self._clock() + self._lease)
+        seq = message.metadata.sequence.stream
+        step = partial(_take, item, seq, pool, worker, name, self._clock() + self._lease)
         try:
             delivery, _ = await self._transactor.run(name, step)
         except StoreError:
@@ -236,12 +244,29 @@ class Queue:
     # Pulls
 
     async def _ensure(self, stream: str, consumer: str, subject: str, max_pending: int) -> None:
-        """Make a consumer, once for this process; another's with the same settings is the same one."""
+        """Make a consumer, once for this process; another's with the same settings is the same one.
+
+        One that refuses is made anew, without a wait: an election looks the same, and must not keep a claim longer.
+        """
         made = self._consumers.get(consumer)
         if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):
             made = asyncio.ensure_future(self._make(stream, consumer, subject, max_pending))
             self._consumers[consumer] = made
-        await asyncio.shield(made)
+        if not made.done():
+            await asyncio.shield(made)
+            self._contact = time.monotonic()
+        if consumer in self._refusing:
+            self._refusing.discard(consumer)
+            again = self._remaking.get(consumer)
+            if again is None or again.done():
+                self._remaking[consumer] = self._spawn(self._remake(stream, consumer, subject, max_pending))
+
+    async def _remake(self, stream: str, consumer: str, subject: str, max_pending: int) -> None:
+        try:
+            await self._make(stream, consumer, subject, max_pending)
+        except Unavailable as error:
+            log.warning("%s", error)
+        await asyncio.sleep(_REMAKE)
 
     async def _make(self, stream: str, consumer: str, subject: str, max_pending: int) -> None:
         config: dict[str, object] = {
@@ -289,15 +314,20 @@ class Queue:
             async with asyncio.timeout(expires + _GRACE):
                 message = await arrived
             if message is None and loop.time() - began < expires / 2:
-                # Refused at once: there is no leader, or the server is stopping.
+                # Refused at once: there is no leader, the server is stopping, or the consumer is gone.
                 await asyncio.sleep(min(0.1, wait))
+                silent = time.monotonic() - self._contact
+                if silent > self._link.patience:
+                    raise Unavailable(f"NATS delivers nothing: the consumer {consumer} does not answer")
+                if silent > _REMAKE:
+                    self._refusing.add(consumer)
             if message is not None:
                 self._contact = time.monotonic()
             return message
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await asyncio.sleep(min(0.1, wait))
             if time.monotonic() - self._contact > self._link.patience:
-                raise Unavailable(f"NATS delivers nothing: {error or type(error).__name__}") from error
+                raise Unavailable(f"NATS delivers nothing: {str(error) or type(error).__name__}") from error
             return None
         except asyncio.CancelledError:
             if arrived.done() and not arrived.cancelled() and (message := arrived.result()) is not None:
@@ -361,9 +391,9 @@ class Queue:
 
 
 async def _take(
-    item: ItemDoc, pool: str, worker: str, name: str, until: float, tx: Transaction
+    item: ItemDoc, seq: int, pool: str, worker: str, name: str, until: float, tx: Transaction
 ) -> work.Delivery | None:
-    return await work.take(tx, item, pool, worker, name, until)
+    return await work.take(tx, item, seq, pool, worker, name, until)
 
 
 async def _ack(delivery: work.Delivery, now: float, tx: Transaction) -> bool:

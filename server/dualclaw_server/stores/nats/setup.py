@@ -1,10 +1,12 @@
 """Start-up: the streams, and the refusal of servers that could lose what they have acknowledged.
 
 Rules:
-- Only what is missing is made. The settings of streams that are there are the operator's; they are checked.
+- Only what is missing is made, and nothing by a start that is refused. The settings of streams that are there are the
+  operator's; they are checked.
 - A stream of one replica, or servers that do not sync each write, can lose acknowledged messages when power or a
   machine is lost. They are refused, unless the operator accepts that. How servers sync can be seen at their
   monitoring addresses only, not by clients: unknown counts as lazy, unless the operator says ``sync=always``.
+- A server in no cluster keeps one copy. Where loss is accepted and nobody has said how many there shall be, it will do.
 """
 
 from __future__ import annotations
@@ -29,13 +31,24 @@ log = logging.getLogger(__name__)
 
 OLDEST: Final = (2, 12)
 """Oldest server: atomic batches and scheduled messages came with it."""
+REPLICAS: Final = 3
+"""Copies that survive the loss of one machine."""
+_RIGHT: Final = (
+    "Use three servers with sync_interval: always (and say so: ?sync=always, or ?monitor=http://HOST:8222), or set"
+    " DUALCLAW_ACCEPT_LOSS=1"
+)
 _EXISTS: Final = 10058
 _MISSING: Final = 10059
+_NO_CLUSTER: Final = 10074
 _NO_JETSTREAM: Final = frozenset({10039, 10076})
 
 
 class NotDurable(StoreError):
     """JetStream could lose acknowledged data."""
+
+
+class _Alone(Exception):
+    """The server is in no cluster."""
 
 
 class _Config(msgspec.Struct):
@@ -76,36 +89,50 @@ async def prepare(link: Link, address: Address, *, accept_loss: bool) -> int:
     """
     check_version(link.client)
     subjects = link.subjects
-    main = await _ensure(link, subjects.stream, _main_config(subjects, address))
-    timers = await _ensure(link, subjects.timers_stream, _timers_config(subjects, address))
+    main, timers = await _find(link, subjects.stream), await _find(link, subjects.timers_stream)
+    asked = address.replicas or REPLICAS
+    there = [config.num_replicas for config in (main, timers) if config is not None]
+    # Before anything is made: what a refused start had made would be there, as it is, at the next one.
+    await _check_durable(subjects.stream, min([asked, *there]), address, accept_loss=accept_loss)
+    try:
+        main = main or await _make(link, _main_config(subjects, address, asked))
+        timers = timers or await _make(link, _timers_config(subjects, asked))
+    except _Alone as error:
+        if not accept_loss:
+            raise NotDurable(f"{error}: acknowledged runs could be lost. {_RIGHT}") from None
+        if address.replicas is not None:
+            raise StoreError(f"{error}. Say ?replicas=1, or start it in a cluster") from None
+        log.warning("accepted: %s; acknowledged runs could be lost", error)
+        main = main or await _make(link, _main_config(subjects, address, 1))
+        timers = timers or await _make(link, _timers_config(subjects, 1))
     _check_settings(subjects.stream, main)
     if not timers.allow_msg_schedules:
         raise StoreError(f"the stream {subjects.timers_stream} must have allow_msg_schedules")
-    replicas = min(main.num_replicas, timers.num_replicas)
+    return min(main.num_replicas, timers.num_replicas)
+
+
+async def _check_durable(name: str, replicas: int, address: Address, *, accept_loss: bool) -> None:
+    """Refuse, or warn of, what could lose acknowledged data. Raises NotDurable."""
     faults = []
-    if replicas < 3:
-        faults.append(f"the stream {subjects.stream} has {replicas} of the 3 replicas that survive the loss of one")
+    if replicas < REPLICAS:
+        faults.append(f"the stream {name} has {replicas} of the {REPLICAS} replicas that survive the loss of one")
     if fault := await _sync_fault(address):
         faults.append(fault)
     if faults:
         text = " and ".join(faults)
         if not accept_loss:
-            raise NotDurable(
-                f"{text}: acknowledged runs could be lost. Use three servers with sync_interval: always (and say so:"
-                " ?sync=always, or ?monitor=http://HOST:8222), or set DUALCLAW_ACCEPT_LOSS=1"
-            )
+            raise NotDurable(f"{text}: acknowledged runs could be lost. {_RIGHT}")
         log.warning("accepted: %s; acknowledged runs could be lost", text)
-    return replicas
 
 
-def _main_config(subjects: Subjects, address: Address) -> dict[str, object]:
+def _main_config(subjects: Subjects, address: Address, replicas: int) -> dict[str, object]:
     return {
         "name": subjects.stream,
         "description": "dualclaw: runs and conversations",
         "subjects": [subjects.all],
         "retention": "limits",
         "storage": "file",
-        "num_replicas": address.replicas,
+        "num_replicas": replicas,
         "discard": "new",
         "max_bytes": address.max_bytes or -1,
         "allow_direct": True,
@@ -115,34 +142,45 @@ def _main_config(subjects: Subjects, address: Address) -> dict[str, object]:
     }
 
 
-def _timers_config(subjects: Subjects, address: Address) -> dict[str, object]:
+def _timers_config(subjects: Subjects, replicas: int) -> dict[str, object]:
     return {
         "name": subjects.timers_stream,
         "description": "dualclaw: timers",
         "subjects": [subjects.timers, subjects.due],
         "retention": "workqueue",
         "storage": "file",
-        "num_replicas": address.replicas,
+        "num_replicas": replicas,
         "allow_rollup_hdrs": True,
         "allow_msg_schedules": True,
     }
 
 
-async def _ensure(link: Link, name: str, config: Mapping[str, object]) -> _Config:
-    """Return a stream's settings; it is made when it is missing."""
+async def _find(link: Link, name: str) -> _Config | None:
+    """Return a stream's settings; None when it is missing."""
     try:
         data = await link.call(f"STREAM.INFO.{name}", {})
     except ApiError as error:
         if error.code in _NO_JETSTREAM:
             raise StoreError("this NATS server, or account, has no JetStream") from error
-        if error.code != _MISSING:
-            raise StoreError(f"the stream {name} cannot be looked at: {error}") from error
-        try:
-            data = await link.call(f"STREAM.CREATE.{name}", config)
-        except ApiError as refused:
-            if refused.code != _EXISTS:
-                raise StoreError(f"the stream {name} cannot be made: {refused}") from refused
-            data = await link.call(f"STREAM.INFO.{name}", {})
+        if error.code == _MISSING:
+            return None
+        raise StoreError(f"the stream {name} cannot be looked at: {error}") from error
+    return msgspec.json.decode(data, type=_Info).config
+
+
+async def _make(link: Link, config: Mapping[str, object]) -> _Config:
+    """Make a stream, unless another process was faster; returns its settings. Raises _Alone."""
+    name = config["name"]
+    try:
+        data = await link.call(f"STREAM.CREATE.{name}", config)
+    except ApiError as refused:
+        if refused.code == _NO_CLUSTER:
+            raise _Alone(
+                f"this NATS server stands alone and cannot keep {config['num_replicas']} replicas of {name}"
+            ) from refused
+        if refused.code != _EXISTS:
+            raise StoreError(f"the stream {name} cannot be made: {refused}") from refused
+        data = await link.call(f"STREAM.INFO.{name}", {})
     return msgspec.json.decode(data, type=_Info).config
 
 

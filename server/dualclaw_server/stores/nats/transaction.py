@@ -2,7 +2,7 @@
 
 Rules:
 - An operation reads documents from the leader, decides, and stages what it writes; each write names the sequence
-  of what was read. All of it goes out as one atomic batch.
+  of what was read. All of it goes out as one atomic batch (``batches``).
 - When somebody else was faster the operation runs anew on what is there now. So does one whose outcome is unknown:
   an operation recognises its own earlier success by its ``op``, which stays the same, and never does it twice.
 - The server can let a reader see a part of a batch for microseconds. Whatever two documents say together is told
@@ -17,17 +17,13 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
-from dualclaw_server.engine.store import Ambiguous, StoreError, Unavailable
+from dualclaw_server.engine.store import Ambiguous, Unavailable
+from dualclaw_server.stores.nats.batches import Batches
 from dualclaw_server.stores.nats.layout import INLINE, D, Doc, Found, pack
 from dualclaw_server.stores.nats.link import Again, Conflict, Link, Uncertain, Write
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MAX_BATCH = 1000
-"""Messages the server takes in one batch."""
-_INFLIGHT = 16
-"""Batches of this process on their way at once; the server takes 50 for a stream."""
 
 
 class Transaction:
@@ -79,16 +75,9 @@ class Transaction:
         (self._last if last else self._writes)[subject] = write
 
     @property
-    def empty(self) -> bool:
-        """True when nothing is staged."""
-        return not self._writes and not self._last
-
-    async def commit(self) -> int:
-        """Store what is staged; returns the sequence of the last message."""
-        writes = [*self._writes.values(), *self._last.values()]
-        if len(writes) > MAX_BATCH:
-            raise StoreError(f"an operation of {len(writes)} parts is more than a batch of JetStream takes")
-        return await self.link.write(writes)
+    def writes(self) -> list[Write]:
+        """What is staged, in the order in which it is to be stored."""
+        return [*self._writes.values(), *self._last.values()]
 
 
 class Transactor:
@@ -96,7 +85,7 @@ class Transactor:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._inflight = asyncio.Semaphore(_INFLIGHT)
+        self.batches = Batches(link)
 
     async def run(self, op: str, step: Callable[[Transaction], Awaitable[T]]) -> tuple[T, int]:
         """Run an operation until it is stored; returns its result, and the sequence of its last message (0: none).
@@ -113,10 +102,9 @@ class Transactor:
             try:
                 transaction = Transaction(self._link, op, attempt)
                 result = await step(transaction)
-                if transaction.empty:
+                if not (writes := transaction.writes):
                     return result, 0
-                async with self._inflight:
-                    seq = await transaction.commit()
+                seq = await self.batches.store(writes)
                 for task in transaction.after:
                     await task()
                 return result, seq

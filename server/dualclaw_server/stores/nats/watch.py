@@ -130,7 +130,7 @@ class Watch:
         try:
             subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
         except nats.errors.Error as error:
-            raise Unavailable(f"a run cannot be followed: {error or type(error).__name__}") from error
+            raise Unavailable(f"a run cannot be followed: {str(error) or type(error).__name__}") from error
         self._soon.set()
         return subscription
 
@@ -141,7 +141,7 @@ class Watch:
             if not self._link.client.is_closed:
                 await subscription.unsubscribe()
         except (StoreError, nats.errors.Error) as error:
-            log.debug("a subscription could not be ended: %s", error or type(error).__name__)
+            log.debug("a subscription could not be ended: %s", str(error) or type(error).__name__)
 
     def _on_frame(self, key: RunKey, message: Msg) -> None:
         run = self._runs.get(key)

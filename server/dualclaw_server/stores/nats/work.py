@@ -4,6 +4,9 @@ Rules:
 - A run has at most one item. What it is now stands in its WorkDoc, changed by compare-and-set only; the ItemDoc on
   the queue carries it to a worker. JetStream does what it is good at: delivery, lease (``ack_wait``), redelivery,
   delays. An ItemDoc whose generation is not the WorkDoc's is stale and dropped by whoever meets it.
+- The queue delivers from whichever replica leads the consumer, and that one may have stored an item, and the WorkDoc
+  of its generation before it, earlier than the stream's leader. So an item that is newer than its WorkDoc is not
+  stale until the leader has stored as much; then its run is gone.
 - While somebody holds the item, another wish for delivery is only noted in ``again`` and turns into a new item when
   the holder acks: so no wake can steal a running run, and none is lost. A note left by a signal is dropped if
   the run has parked meanwhile and has read all its signals.
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 
 from dualclaw_server.engine.store import FINAL, RunKey
 from dualclaw_server.stores.nats.layout import DueDoc, Found, ItemDoc, Mark, RunDoc, SignalDoc, WorkDoc, state_of
-from dualclaw_server.stores.nats.link import Link
+from dualclaw_server.stores.nats.link import Again, Link
 from dualclaw_server.stores.nats.transaction import Transaction
 from dualclaw_server.stores.records import INTERRUPTED
 
@@ -76,12 +79,17 @@ async def make_due(tx: Transaction, key: RunKey, pool: str, again: int, now: flo
     await _store(tx, key, work, pool, deliver=deliver)
 
 
-async def take(tx: Transaction, item: ItemDoc, pool: str, worker: str, token: str, until: float) -> Delivery | None:
-    """Claim the item that was delivered; None when it is stale."""
+async def take(
+    tx: Transaction, item: ItemDoc, seq: int, pool: str, worker: str, token: str, until: float
+) -> Delivery | None:
+    """Claim the item that was delivered, stored at ``seq``; None when it is stale. Raises Again."""
     key = RunKey(item.tenant, item.run_id)
+    caught_up = tx.attempt > 0 and await tx.link.reached(seq)  # asked before the read whose answer it vouches for
     work = await item_of(tx, key)
     if work.token == token:
         return Delivery(key, pool, token, work.generation, work.deliveries)
+    if work.generation < item.generation and not caught_up:
+        raise Again("the stream's leader does not know of a delivered item yet")
     if work.generation != item.generation or not (work.waiting or work.token):
         return None
     work.waiting, work.token, work.worker, work.ready = False, token, worker, until
