@@ -75,7 +75,7 @@ class InspectRunResponse(_message.Message):
     deliveries: _builtins.int
     """How often its work item was delivered, over all its segments as far as the store knows."""
     recoveries: _builtins.int
-    """How often this segment was taken over from a process that is gone."""
+    """How often in a row this segment was taken over from a process that is gone, without getting any further since."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run as everybody sees it. If this engine cannot read its saved state (damaged, or written by a newer engine),

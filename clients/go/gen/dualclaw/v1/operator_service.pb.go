@@ -88,7 +88,7 @@ type InspectRunResponse struct {
 	Worker string `protobuf:"bytes,6,opt,name=worker,proto3" json:"worker,omitempty"`
 	// How often its work item was delivered, over all its segments as far as the store knows.
 	Deliveries int32 `protobuf:"varint,7,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// How often this segment was taken over from a process that is gone.
+	// How often in a row this segment was taken over from a process that is gone, without getting any further since.
 	Recoveries int32 `protobuf:"varint,8,opt,name=recoveries,proto3" json:"recoveries,omitempty"`
 	// Worked on: end of the lease. Waiting: when it may be claimed. Unset: nobody has to work on it.
 	ReadyTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ready_time,json=readyTime,proto3" json:"ready_time,omitempty"`

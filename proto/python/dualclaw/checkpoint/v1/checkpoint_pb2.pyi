@@ -251,7 +251,7 @@ class Checkpoint(_message.Message):
     strategy: _builtins.str
     """Name of the strategy that is at work, for people who debug."""
     recoveries: _builtins.int
-    """How often the segment was taken over after a crash."""
+    """How often in a row the segment was taken over after a crash: a finished model answer, tool or park sets it to 0."""
     agent: _builtins.str
     """Agent that is in control after a transfer; empty: the one the run was started with."""
     transfers: _builtins.int

@@ -98,7 +98,7 @@ export type InspectRunResponse = Message<"dualclaw.v1.InspectRunResponse"> & {
   deliveries: number;
 
   /**
-   * How often this segment was taken over from a process that is gone.
+   * How often in a row this segment was taken over from a process that is gone, without getting any further since.
    *
    * @generated from field: int32 recoveries = 8;
    */
