@@ -1,6 +1,8 @@
 package dev.dualclaw;
 
+import java.math.BigDecimal;
 import java.util.LinkedHashMap;
+import java.util.Locale;
 import java.util.Map;
 import java.util.StringJoiner;
 import java.util.regex.Matcher;
@@ -38,8 +40,12 @@ final class CanonicalArgs {
     }
   }
 
-  /** Returns a text as a JSON string; only quote, backslash and U+0000 to U+001F are escaped. */
-  static String quote(String text) {
+  /**
+   * Returns a text as a JSON string; only quote, backslash and U+0000 to U+001F are escaped, and lone surrogates are
+   * U+FFFD.
+   */
+  static String quote(String given) {
+    String text = wellFormed(given);
     StringBuilder out = new StringBuilder(text.length() + 2).append('"');
     for (int i = 0; i < text.length(); i++) {
       char c = text.charAt(i);
@@ -52,7 +58,7 @@ final class CanonicalArgs {
         case '\t' -> out.append("\\t");
         default -> {
           if (c < 0x20) {
-            out.append(String.format("\\u%04x", (int) c));
+            out.append("\\u00").append(Character.forDigit(c >> 4, 16)).append(Character.forDigit(c & 0xf, 16));
           } else {
             out.append(c);
           }
@@ -173,7 +179,7 @@ final class CanonicalArgs {
       out.append(c == '\\' ? escape() : c);
     }
     at++;
-    return withoutLoneSurrogates(out);
+    return wellFormed(out.toString());
   }
 
   private char escape() throws Unreadable {
@@ -201,16 +207,19 @@ final class CanonicalArgs {
     return "\"\\/\b\f\n\r\t".charAt(place);
   }
 
-  private static String withoutLoneSurrogates(StringBuilder text) {
+  /** Returns a text with U+FFFD for its lone surrogates. */
+  static String wellFormed(String text) {
+    StringBuilder mended = null;
     for (int i = 0; i < text.length(); i++) {
       char c = text.charAt(i);
       if (Character.isHighSurrogate(c) && i + 1 < text.length() && Character.isLowSurrogate(text.charAt(i + 1))) {
         i++;
       } else if (Character.isSurrogate(c)) {
-        text.setCharAt(i, '\uFFFD');
+        mended = mended == null ? new StringBuilder(text) : mended;
+        mended.setCharAt(i, '\uFFFD');
       }
     }
-    return text.toString();
+    return mended == null ? text : mended.toString();
   }
 
   private String number() throws Unreadable {
@@ -243,7 +252,8 @@ final class CanonicalArgs {
     int exponent = shortest.exponent();
     if (exponent < -4 || exponent >= 16) {
       String mantissa = digits.length() == 1 ? digits : digits.charAt(0) + "." + digits.substring(1);
-      return String.format("%s%se%s%02d", sign, mantissa, exponent < 0 ? "-" : "+", Math.abs(exponent));
+      String power = (Math.abs(exponent) < 10 ? "0" : "") + Math.abs(exponent);
+      return sign + mantissa + "e" + (exponent < 0 ? "-" : "+") + power;
     }
     if (exponent < 0) {
       return sign + "0." + "0".repeat(-exponent - 1) + digits;
@@ -262,7 +272,7 @@ final class CanonicalArgs {
   private record ShortestDigits(String digits, int exponent) {
     static ShortestDigits of(double number) {
       for (int count = 1; ; count++) {
-        String printed = String.format(java.util.Locale.ROOT, "%." + (count - 1) + "e", new java.math.BigDecimal(number));
+        String printed = String.format(Locale.ROOT, "%." + (count - 1) + "e", new BigDecimal(number));
         if (count == 17 || Double.parseDouble(printed) == number) {
           int mark = printed.indexOf('e');
           String digits = printed.substring(0, mark).replace(".", "").replaceAll("0+$", "");

@@ -19,43 +19,59 @@ import io.grpc.Channel;
 import io.grpc.ChannelCredentials;
 import io.grpc.ClientInterceptor;
 import io.grpc.ClientInterceptors;
+import io.grpc.ConnectivityState;
+import io.grpc.Context;
+import io.grpc.Deadline;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
-import io.grpc.Metadata;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
-import io.grpc.stub.MetadataUtils;
 import java.security.SecureRandom;
-import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.NoSuchElementException;
 import java.util.Objects;
+import java.util.Set;
 import java.util.UUID;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
+import java.util.regex.Pattern;
 
 /**
- * A connection to one engine; safe for any number of threads. It connects with the first call. Closing it ends every
- * call that is open, and no run.
+ * A connection to one engine; safe for any number of threads. It connects with the first call. Its methods throw
+ * EngineException for a call that failed, CancellationException for one that was cut off (by its thread's interruption,
+ * its gRPC context or the client's end), and IllegalStateException once the client is closed.
  */
 public final class EngineClient implements AutoCloseable {
   private static final int MAX_MESSAGE = 64 * 1024 * 1024;
-  private static final Duration UNARY_TIMEOUT = Duration.ofSeconds(30);
+  /** The engine caps its texts near 4 kB, of which a header makes three times as much, and details bring them again. */
+  private static final int MAX_HEADERS = 64 * 1024;
+  private static final Pattern ADDRESS =
+      Pattern.compile("([^\\s/@?#:\\[\\]\\\\]+|\\[[0-9a-fA-F:.%]+\\]):\\d+|(?!https?:)[a-z][a-z0-9+.-]*:/.+");
   private static final SecureRandom RANDOM = new SecureRandom();
 
   private final ManagedChannel connection;
   private final Channel channel;
   private final String target;
   private final Reconnect reconnect;
+  private final Watch watch = new Watch();
+  private final Set<RunStream> open = ConcurrentHashMap.newKeySet();
+  private volatile boolean closed;
 
   private EngineClient(Builder builder) {
     target = builder.target;
     reconnect = builder.reconnect;
     ManagedChannelBuilder<?> channelBuilder = Grpc.newChannelBuilder(target, builder.credentials)
         .maxInboundMessageSize(MAX_MESSAGE)
+        .maxInboundMetadataSize(MAX_HEADERS)
         .keepAliveTime(30, TimeUnit.SECONDS)
         .keepAliveTimeout(10, TimeUnit.SECONDS)
         .keepAliveWithoutCalls(true)
@@ -65,15 +81,18 @@ public final class EngineClient implements AutoCloseable {
       channelBuilder.proxyDetector(address -> null);
     }
     connection = channelBuilder.build();
-    List<ClientInterceptor> interceptors = new ArrayList<>(builder.interceptors);
-    interceptors.add(MetadataUtils.newAttachHeadersInterceptor(builder.headers));
+    List<ClientInterceptor> interceptors = new ArrayList<>(); // the last one is asked first
+    interceptors.add(watch);
+    interceptors.addAll(builder.interceptors);
+    interceptors.add(new CallSetup(builder.headers));
     channel = ClientInterceptors.intercept(connection, interceptors);
   }
 
   /**
    * Returns a builder of a client.
    *
-   * @param target the engine's address, HOST:PORT or any name gRPC can resolve
+   * @param target the engine's address, HOST:PORT or a name that gRPC can resolve, such as dns:///HOST:PORT
+   * @throws IllegalArgumentException it is neither
    */
   public static Builder builder(String target) {
     return new Builder(target);
@@ -139,33 +158,40 @@ public final class EngineClient implements AutoCloseable {
     return () -> new Pages(request);
   }
 
-  /** Returns the plain stub of the engine's service; it throws StatusRuntimeException. */
+  /**
+   * Returns the plain stub of the engine's service; it throws StatusRuntimeException. A unary call of it without a
+   * deadline has one of 30 s.
+   */
   public EngineServiceGrpc.EngineServiceBlockingStub engine() {
-    return EngineServiceGrpc.newBlockingStub(channel).withDeadlineAfter(UNARY_TIMEOUT);
+    return EngineServiceGrpc.newBlockingStub(channel);
   }
 
   /** Returns the plain stub of the conversations' service. */
   public ConversationServiceGrpc.ConversationServiceBlockingStub conversations() {
-    return ConversationServiceGrpc.newBlockingStub(channel).withDeadlineAfter(UNARY_TIMEOUT);
+    return ConversationServiceGrpc.newBlockingStub(channel);
   }
 
   /** Returns the plain stub of the agents' service. */
   public AgentServiceGrpc.AgentServiceBlockingStub agents() {
-    return AgentServiceGrpc.newBlockingStub(channel).withDeadlineAfter(UNARY_TIMEOUT);
+    return AgentServiceGrpc.newBlockingStub(channel);
   }
 
   /** Returns the plain stub of the operators' service. */
   public OperatorServiceGrpc.OperatorServiceBlockingStub operators() {
-    return OperatorServiceGrpc.newBlockingStub(channel).withDeadlineAfter(UNARY_TIMEOUT);
+    return OperatorServiceGrpc.newBlockingStub(channel);
   }
 
   /** Returns a message of a user with this text. */
   public static Message userMessage(String text) {
-    return Message.newBuilder().setRole(Role.ROLE_USER).addParts(ContentPart.newBuilder().setText(text)).build();
+    return Message.newBuilder().setRole(Role.ROLE_USER)
+        .addParts(ContentPart.newBuilder().setText(CanonicalArgs.wellFormed(text))).build();
   }
 
+  /** Ends the connection and every call on it; streams that are read fail with a CancellationException. Runs go on. */
   @Override
   public void close() {
+    closed = true;
+    open.forEach(RunStream::leave);
     connection.shutdownNow();
     try {
       connection.awaitTermination(5, TimeUnit.SECONDS);
@@ -186,11 +212,73 @@ public final class EngineClient implements AutoCloseable {
     return reconnect;
   }
 
+  /** Whether an engine has answered at the address, ever. */
+  boolean reached() {
+    return watch.reached();
+  }
+
+  boolean isConnected() {
+    return connection.getState(false) == ConnectivityState.READY;
+  }
+
+  /** Lets the next call connect: the channel's own back-off grows to minutes and would hide an engine that is back. */
+  void endBackOff() {
+    connection.resetConnectBackoff();
+  }
+
+  void add(RunStream stream) {
+    checkOpen();
+    open.add(stream);
+    if (closed) { // meanwhile, by another thread
+      stream.leave();
+    }
+  }
+
+  void remove(RunStream stream) {
+    open.remove(stream);
+  }
+
+  int openStreams() {
+    return open.size();
+  }
+
+  private void checkOpen() {
+    if (closed) {
+      throw new IllegalStateException("the client was closed");
+    }
+  }
+
+  /** Returns what cuts calls off that were made in a context; null when nothing does. */
+  RuntimeException cutOff(Context context) {
+    Deadline deadline = context.getDeadline();
+    if (deadline != null && deadline.isExpired() || context.cancellationCause() instanceof TimeoutException) {
+      Throwable cause = context.cancellationCause();
+      return EngineException.of("INTERNAL", "the deadline of the gRPC context has passed", Status.Code.DEADLINE_EXCEEDED,
+          cause == null ? new TimeoutException("context timed out") : cause);
+    }
+    if (context.isCancelled()) {
+      return cancellation("the gRPC context was cancelled", context.cancellationCause());
+    }
+    return closed ? cancellation("the client was closed", null) : null;
+  }
+
+  private static CancellationException cancellation(String text, Throwable cause) {
+    CancellationException cancelled = new CancellationException(text);
+    cancelled.initCause(cause);
+    return cancelled;
+  }
+
   private <T> T unary(Supplier<T> call) {
+    checkOpen();
     try {
       return call.get();
-    } catch (StatusRuntimeException error) {
-      throw Lost.judge(error.getStatus(), error.getTrailers(), this).error();
+    } catch (RuntimeException error) {
+      RuntimeException cutOff = cutOff(Context.current());
+      if (cutOff != null) {
+        throw cutOff;
+      }
+      throw (error instanceof StatusRuntimeException refused
+          ? Lost.judge(refused.getStatus(), refused.getTrailers(), target) : Lost.fault(error, target)).error();
     }
   }
 
@@ -238,43 +326,58 @@ public final class EngineClient implements AutoCloseable {
   /** Builds a client. */
   public static final class Builder {
     private final String target;
-    private final Metadata headers = new Metadata();
+    private final Map<String, Supplier<String>> headers = new HashMap<>();
     private final List<ClientInterceptor> interceptors = new ArrayList<>();
     private ChannelCredentials credentials = InsecureChannelCredentials.create();
     private Reconnect reconnect = Reconnect.DEFAULT;
 
     private Builder(String target) {
-      this.target = Objects.requireNonNull(target);
-      if (target.isBlank()) {
-        throw new IllegalArgumentException("the engine's address is empty; give HOST:PORT");
+      this.target = Objects.requireNonNull(target, "target");
+      if (!ADDRESS.matcher(target).matches()) {
+        throw new IllegalArgumentException("the engine's address must be HOST:PORT, not \"" + target + "\"");
       }
     }
 
-    /** Sends an API key or JWT with every call. */
+    /**
+     * Sends an API key or JWT with every call.
+     *
+     * @throws IllegalArgumentException it cannot be in a header
+     */
     public Builder token(String token) {
-      return header("authorization", "Bearer " + token);
+      return header("authorization", "Bearer " + CallSetup.checked("token", token));
+    }
+
+    /**
+     * Sends an API key or JWT with every call, asked for at each on the thread that makes it. What the supplier throws
+     * is the cause of the EngineException of that call; a stream that is taken up again asks again.
+     */
+    public Builder token(Supplier<String> token) {
+      Objects.requireNonNull(token, "token");
+      headers.put("authorization", () -> "Bearer " + CallSetup.checked("token", token.get()));
+      return this;
     }
 
     /** Acts for somebody else; only the role service may. */
     public Builder actingFor(String tenant, String subject) {
-      return header("dualclaw-tenant", tenant).header("dualclaw-subject", subject);
+      return header("dualclaw-tenant", CallSetup.checked("tenant", tenant))
+          .header("dualclaw-subject", CallSetup.checked("subject", subject));
     }
 
     /** Encrypts the connection, as with {@code TlsChannelCredentials.create()}. */
     public Builder credentials(ChannelCredentials credentials) {
-      this.credentials = credentials;
+      this.credentials = Objects.requireNonNull(credentials, "credentials");
       return this;
     }
 
     /** Changes how lost streams are taken up again. */
     public Builder reconnect(Reconnect reconnect) {
-      this.reconnect = reconnect;
+      this.reconnect = Objects.requireNonNull(reconnect, "reconnect");
       return this;
     }
 
     /** Adds an interceptor of gRPC, for tracing and the like. */
     public Builder intercept(ClientInterceptor interceptor) {
-      interceptors.add(interceptor);
+      interceptors.add(Objects.requireNonNull(interceptor, "interceptor"));
       return this;
     }
 
@@ -284,7 +387,7 @@ public final class EngineClient implements AutoCloseable {
     }
 
     private Builder header(String name, String value) {
-      headers.put(Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER), value);
+      headers.put(name, () -> value);
       return this;
     }
   }

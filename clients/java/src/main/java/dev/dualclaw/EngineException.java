@@ -10,6 +10,7 @@ import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
 import java.time.Duration;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 
@@ -22,6 +23,8 @@ import java.util.Optional;
 public final class EngineException extends RuntimeException {
   private static final long serialVersionUID = 1;
   private static final String DOMAIN = "dualclaw";
+  /** The most that protobuf's Duration may say. */
+  private static final long LONGEST_DELAY = 315_576_000_000L;
   /** Reasons for statuses that bring none of their own, from a proxy or the transport. */
   private static final Map<Status.Code, String> FALLBACK = Map.of(
       Status.Code.INVALID_ARGUMENT, "INVALID_REQUEST", Status.Code.UNAUTHENTICATED, "UNAUTHENTICATED",
@@ -48,8 +51,8 @@ public final class EngineException extends RuntimeException {
     this.own = own;
   }
 
-  static EngineException of(String reason, String message, Status.Code code) {
-    return new EngineException(reason, message, code, Map.of(), Map.of(), null, false, false, null);
+  static EngineException of(String reason, String message, Status.Code code, Throwable cause) {
+    return new EngineException(reason, message, code, Map.of(), Map.of(), null, false, false, cause);
   }
 
   static EngineException unreachable(String message, Status.Code code, Throwable cause) {
@@ -64,7 +67,7 @@ public final class EngineException extends RuntimeException {
     Map<String, String> fields = new LinkedHashMap<>();
     Duration retryAfter = null;
     boolean own = false;
-    for (Any detail : StatusProto.fromStatusAndTrailers(status, trailers).getDetailsList()) {
+    for (Any detail : details(status, trailers)) {
       try {
         if (detail.is(ErrorInfo.class)) {
           ErrorInfo info = detail.unpack(ErrorInfo.class);
@@ -78,7 +81,8 @@ public final class EngineException extends RuntimeException {
               .forEach(violation -> fields.put(violation.getField(), violation.getDescription()));
         } else if (detail.is(RetryInfo.class)) {
           var delay = detail.unpack(RetryInfo.class).getRetryDelay();
-          retryAfter = Duration.ofSeconds(delay.getSeconds(), delay.getNanos());
+          long seconds = Math.max(0, Math.min(delay.getSeconds(), LONGEST_DELAY));
+          retryAfter = Duration.ofSeconds(seconds, Math.max(0, delay.getNanos()));
         }
       } catch (InvalidProtocolBufferException foreign) {
         continue; // another server's bytes; the other details still speak
@@ -86,6 +90,15 @@ public final class EngineException extends RuntimeException {
     }
     return new EngineException(
         reason, message, status.getCode(), metadata, fields, retryAfter, false, own, status.getCause());
+  }
+
+  /** Details that cannot be read, or belong to another status, are another server's. */
+  private static List<Any> details(Status status, Metadata trailers) {
+    try {
+      return StatusProto.fromStatusAndTrailers(status, trailers).getDetailsList();
+    } catch (IllegalArgumentException foreign) {
+      return List.of();
+    }
   }
 
   /** Name of ErrorReason without its prefix. */

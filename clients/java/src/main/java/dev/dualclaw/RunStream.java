@@ -2,6 +2,8 @@ package dev.dualclaw;
 
 import dev.dualclaw.v1.AttachRequest;
 import dev.dualclaw.v1.EngineEvent;
+import io.grpc.Context;
+import io.grpc.Deadline;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
@@ -9,16 +11,18 @@ import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CancellationException;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Flow;
-import java.util.concurrent.SubmissionPublisher;
-import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 
 /**
- * The events of a run or segment, each once and in order, over lost connections. One thread iterates it, once; closing
- * it, from any thread, ends the call at once and never the run.
+ * The events of a run or segment, each once and in order, over lost connections. It is read once, by one thread at a
+ * time; closing it, from any thread, ends the call at once and never the run.
  *
  * <p>Rules, and their reasons:
  *
@@ -27,7 +31,12 @@ import java.util.concurrent.ThreadLocalRandom;
  *   <li>A start whose answer got lost is sent again with its request_id; once an event was seen, Attach goes on after it.
  *   <li>The engine's own refusal is final. Of an attach, those are not that pass by themselves.
  *   <li>Trouble ends by progress. Without a new event for {@link Reconnect#total()} the stream fails.
- *   <li>"Nobody listens there" at the very first attempt fails at once: waiting would not help who has mistyped.
+ *   <li>"Nobody listens there" at the very first attempt fails at once: waiting would not help who has mistyped. A
+ *       client that has reached its engine before waits: the address is right, and the engine restarts. {@link
+ *       Reconnect#start()} bounds both.
+ *   <li>TLS that fails, or what the program's own token or interceptor throws, is no loss of a start, only of a stream
+ *       that was there already.
+ *   <li>All its calls are made in the gRPC context of its start, whose cancellation or deadline ends it.
  * </ul>
  */
 public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
@@ -42,10 +51,16 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
 
   private final EngineClient client;
   private final Start start;
+  private final Context context = Context.current();
+  private final Context.CancellationListener onCancel = cancelled -> leave();
   private final boolean oneSegment;
+  private final BackOff backOff;
   private final Deque<EngineEvent> buffer = new ArrayDeque<>();
-  private volatile StreamCall call;
+  private final AtomicBoolean taken = new AtomicBoolean();
+  private final CountDownLatch left = new CountDownLatch(1);
   private volatile boolean closed;
+  private volatile Runnable onLeave = () -> { };
+  private volatile StreamCall call;
   private volatile String runId;
   private volatile String conversationId;
   private volatile int lastSeq;
@@ -54,14 +69,15 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
   private boolean accepted;
   private boolean ended;
   private boolean stalled;
+  /** There has been an engine at this place. */
+  private boolean reached;
   /** An attach is open and has brought no message yet. */
   private boolean refusable;
-  private int attempts;
-  private long troubleSince;
 
   private RunStream(EngineClient client, Start start) {
     this.client = client;
     this.start = start;
+    backOff = new BackOff(client.reconnect());
     oneSegment = !(start instanceof Start.OfAttach);
     runId = start.runId();
     conversationId = start instanceof Start.OfRun run ? run.request().getConversationId() : "";
@@ -71,11 +87,13 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
 
   static RunStream open(EngineClient client, Start start) {
     RunStream stream = new RunStream(client, start);
+    client.add(stream);
+    stream.context.addListener(stream.onCancel, Runnable::run);
     try {
       stream.connect();
-    } catch (LostException lost) {
-      stream.close();
-      throw lost.what.error();
+      stream.throwIfCutOff();
+    } catch (InterruptedException interrupted) {
+      throw stream.interrupted();
     } catch (RuntimeException error) {
       stream.close();
       throw error;
@@ -107,21 +125,33 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
   @Override
   public void close() {
     closed = true;
-    hangUp();
+    context.removeListener(onCancel);
+    client.remove(this);
+    leave();
   }
 
   /**
-   * Returns the events; {@code hasNext} waits for the next one.
+   * Returns the events, once; {@code hasNext} waits for the next one.
    *
-   * <p>They throw EngineException when the stream is lost for good, and CancellationException when the thread is
-   * interrupted.
+   * <p>It throws EngineException when the stream is lost for good or the deadline of its gRPC context has passed, and
+   * CancellationException when the thread is interrupted, the context cancelled or the client closed.
+   *
+   * @throws IllegalStateException the stream has a reader
    */
   @Override
   public Iterator<EngineEvent> iterator() {
+    if (taken.getAndSet(true)) {
+      throw new IllegalStateException("a stream is read once; attach with its runId and lastSeq goes on after it");
+    }
     return new Iterator<>() {
+      private EngineEvent ready;
+
       @Override
       public boolean hasNext() {
-        return !buffer.isEmpty() || fill();
+        if (ready == null) {
+          ready = read();
+        }
+        return ready != null;
       }
 
       @Override
@@ -129,7 +159,8 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
         if (!hasNext()) {
           throw new NoSuchElementException();
         }
-        EngineEvent event = buffer.remove();
+        EngineEvent event = ready;
+        ready = null;
         lastSeq = Math.max(lastSeq, event.getSeq());
         return event;
       }
@@ -137,55 +168,61 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
   }
 
   /**
-   * Publishes the events to one subscriber, in place of iterating: read on a thread of the executor as fast as the
-   * subscriber asks for them. Cancelling the subscription closes the stream.
+   * Returns the events as a publisher for one subscriber, in place of iterating. It takes a thread of the executor until
+   * the stream ends and reads as the subscriber asks, at most one message ahead. Cancelling closes the stream at once.
    */
-  public void subscribe(Flow.Subscriber<? super EngineEvent> subscriber, Executor executor) {
-    executor.execute(() -> {
-      // Direct delivery: the reading thread waits in submit until the subscriber has room.
-      try (SubmissionPublisher<EngineEvent> publisher = new SubmissionPublisher<>(executor, 64); this) {
-        publisher.subscribe(subscriber);
-        try {
-          for (EngineEvent event : this) {
-            if (!publisher.hasSubscribers()) {
-              return;
-            }
-            publisher.submit(event);
-          }
-        } catch (RuntimeException error) {
-          publisher.closeExceptionally(error);
-        }
-      }
-    });
+  public Flow.Publisher<EngineEvent> publisher(Executor executor) {
+    Objects.requireNonNull(executor, "executor");
+    return subscriber -> Subscription.start(this, Objects.requireNonNull(subscriber, "subscriber"), executor);
   }
 
-  /** Reads until there is a new event; false at the end. */
-  private boolean fill() {
+  /** Ends call and waits, for whichever reason. */
+  void leave() {
+    left.countDown();
+    hangUp();
+    onLeave.run();
+  }
+
+  boolean isLeft() {
+    Deadline deadline = context.getDeadline(); // the call's own ends it a little before the context hears of it
+    return left.getCount() == 0 || deadline != null && deadline.isExpired();
+  }
+
+  /** Asks to be told when the stream is left. */
+  void onLeave(Runnable told) {
+    onLeave = told;
+  }
+
+  /** Throws the reason when the stream was left and not closed. */
+  void throwIfCutOff() {
+    RuntimeException reason = closed || !isLeft() ? null : client.cutOff(context);
+    if (reason != null) {
+      throw reason;
+    }
+  }
+
+  /** Reads until there is a new event; null at the end. */
+  private EngineEvent read() {
     try {
-      while (buffer.isEmpty() && !ended && !closed) {
-        try {
-          if (call == null) {
-            connect();
-          }
-          take(call.next(FOREVER));
-        } catch (LostException lost) {
-          hangUp();
-          if (closed) {
-            break;
-          }
-          if (refusable && !lost.what.attach()) {
-            throw lost.what.error();
-          }
-          pause(lost.what);
+      while (!isLeft()) {
+        EngineEvent event = buffer.poll();
+        if (event != null) {
+          return event;
+        }
+        if (ended) {
+          awaitStatus();
+          close();
+        } else {
+          advance();
         }
       }
-      if (buffer.isEmpty() && !closed) {
-        awaitStatus();
-        close();
-      }
-      return !buffer.isEmpty();
+      throwIfCutOff();
+      return null;
     } catch (InterruptedException interrupted) {
       throw interrupted();
+    } catch (RuntimeException error) {
+      close();
+      throw error;
     }
   }
 
@@ -195,10 +232,31 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
     return new CancellationException("interrupted while reading " + position());
   }
 
+  /** Takes a message, or a lost stream up again. */
+  private void advance() throws InterruptedException {
+    StreamCall open = call;
+    if (open == null) {
+      connect();
+      return;
+    }
+    try {
+      take(open.next(FOREVER));
+    } catch (LostException lost) {
+      hangUp();
+      if (isLeft()) {
+        return;
+      }
+      if (refusable && !lost.what.attach()) {
+        throw lost.what.error();
+      }
+      pause(lost.what);
+    }
+  }
+
   /** Keeps what is new of a message and notes where the stream stands. */
   private void take(Optional<StreamCall.Arrival> arrival) throws LostException {
     if (arrival.isPresent() && arrival.get() instanceof StreamCall.End end && !end.status().isOk()) {
-      throw new LostException(Lost.judge(end.status(), end.trailers(), client));
+      throw new LostException(Lost.judge(end.status(), end.trailers(), client.target()));
     }
     refusable = false;
     if (!(arrival.isPresent() && arrival.get() instanceof StreamCall.Batch batch)) {
@@ -206,6 +264,7 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
         throw stall("the engine ended the stream before the end of the segment");
       }
       ended = true;
+      call = null; // it has ended by itself
       return;
     }
     for (EngineEvent event : batch.events()) {
@@ -222,8 +281,7 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
       }
       buffer.add(event);
       seen = Math.max(seen, seq);
-      attempts = 0;
-      troubleSince = 0;
+      backOff.progress();
       stalled = false;
       if (oneSegment && (event.hasDone() || event.hasError())) {
         ended = true;
@@ -235,7 +293,7 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
   /** Counts a stream that the engine spoilt as lost, once; spoilt again at the same place it fails. */
   private LostException stall(String problem) {
     EngineException error =
-        EngineException.of("INTERNAL", problem + " (" + position() + ")", Status.Code.INTERNAL);
+        EngineException.of("INTERNAL", problem + " (" + position() + ")", Status.Code.INTERNAL, null);
     if (stalled) {
       throw error;
     }
@@ -243,9 +301,9 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
     return new LostException(new Lost(error, true, true, true));
   }
 
-  /** Opens a call and waits until the engine has accepted it, as often as it takes. */
-  private void connect() throws LostException {
-    while (true) {
+  /** Opens a call and waits until the engine has accepted it, as often as it takes, or the stream is left. */
+  private void connect() throws InterruptedException {
+    while (!isLeft()) {
       try {
         openCall();
         if (accepted) {
@@ -255,20 +313,29 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
         return;
       } catch (LostException lost) {
         hangUp();
-        boolean repeat = accepted ? lost.what.attach()
-            : lost.what.again() && (lost.what.connected() || troubleSince != 0);
-        if (closed || !repeat) {
+        if (isLeft()) {
+          return;
+        }
+        reached |= lost.what.connected();
+        if (!mayRepeat(lost.what)) {
           throw lost.what.error();
         }
-        try {
-          pause(lost.what);
-        } catch (InterruptedException interrupted) {
-          throw interrupted();
-        }
-      } catch (InterruptedException interrupted) {
-        throw interrupted();
+        pause(lost.what);
       }
     }
+  }
+
+  private boolean mayRepeat(Lost lost) {
+    if (accepted) {
+      return lost.attach();
+    }
+    return lost.again() && (lost.connected() || !patience().isZero());
+  }
+
+  /** How long a start waits while nobody answers. */
+  private Duration patience() {
+    Reconnect limits = client.reconnect();
+    return limits.start().orElse(reached || client.reached() ? limits.total() : Duration.ZERO);
   }
 
   private void openCall() throws LostException, InterruptedException {
@@ -279,16 +346,24 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
           AttachRequest.newBuilder().setRunId(runId).setAfterSeq(seen).setWait(wait).build());
     }
     refusable = next instanceof Start.OfAttach;
-    StreamCall opened = next.open(client);
+    if (backOff.inTrouble()) {
+      client.endBackOff();
+    }
+    StreamCall opened = open(next);
     call = opened;
-    if (closed) { // meanwhile, by another thread
+    if (isLeft()) { // meanwhile, by another thread
       hangUp();
     }
-    Optional<StreamCall.Arrival> first = opened.peek(START_TIMEOUT);
+    // An attach to a silent run of an engine that sends no headers may bring nothing for a long time.
+    Optional<StreamCall.Arrival> first = opened.peek(oneSegment ? START_TIMEOUT : HEADERLESS_WAIT);
+    if (first.isEmpty() && !oneSegment) {
+      if (client.isConnected()) {
+        return;
+      }
+      first = opened.peek(START_TIMEOUT);
+    }
     if (first.isEmpty()) {
-      String text = "the engine at %s did not answer within %d s".formatted(client.target(), START_TIMEOUT.toSeconds());
-      throw new LostException(
-          new Lost(EngineException.unreachable(text, Status.Code.UNAVAILABLE, null), true, true, true));
+      throw new LostException(Lost.silence(client.target(), START_TIMEOUT.toSeconds()));
     }
     if (first.get() instanceof StreamCall.Headers headers && headers.metadata().containsKey(RUN_ID)) {
       runId = headers.metadata().get(RUN_ID);
@@ -298,8 +373,7 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
       }
       return;
     }
-    // A refusal without headers, or a foreign engine that sends none: the first message or the status tells which. An
-    // attach to a silent run may bring neither for a long time, so of that nobody waits long.
+    // A refusal without headers, or a foreign engine that sends none: the first message or the status tells which.
     Optional<StreamCall.Arrival> message = opened.next(oneSegment ? START_TIMEOUT : HEADERLESS_WAIT);
     if (message.isEmpty()) {
       return;
@@ -311,29 +385,32 @@ public final class RunStream implements Iterable<EngineEvent>, AutoCloseable {
     take(message);
   }
 
+  private StreamCall open(Start next) throws LostException {
+    Context before = context.attach();
+    try {
+      return next.open(client);
+    } catch (RuntimeException fault) {
+      throw new LostException(Lost.fault(fault, client.target()));
+    } finally {
+      context.detach(before);
+    }
+  }
+
   /** Waits before the next attempt; throws when there is none left. */
   private void pause(Lost lost) throws InterruptedException {
-    long now = System.nanoTime();
-    if (troubleSince == 0) {
-      troubleSince = now;
-    }
-    Reconnect limits = client.reconnect();
-    long delay = 0;
-    if (attempts > 0) {
-      double doubled = limits.first().toNanos() * Math.pow(2, Math.min(attempts - 1, 30));
-      delay = (long) (Math.min(limits.longest().toNanos(), doubled) * ThreadLocalRandom.current().nextDouble(0.5, 1.5));
-      delay = Math.max(delay, lost.error().retryAfter().map(Duration::toNanos).orElse(0L));
-    }
-    attempts++;
-    if (now + delay - troubleSince >= limits.total().toNanos()) {
+    Duration total = client.reconnect().total();
+    long delay = backOff.next(lost, accepted || lost.connected() ? total : patience());
+    if (delay < 0) {
       if (!accepted) {
         throw lost.error();
       }
       String text = "the stream was lost and not taken up again within %d s (%s); last: %s"
-          .formatted(limits.total().toSeconds(), position(), lost.error().getMessage());
+          .formatted(total.toSeconds(), position(), lost.error().getMessage());
       throw EngineException.unreachable(text, Status.Code.UNAVAILABLE, lost.error());
     }
-    Thread.sleep(delay / 1_000_000, (int) (delay % 1_000_000));
+    Deadline deadline = context.getDeadline();
+    long rest = deadline == null ? delay : Math.min(delay, deadline.timeRemaining(TimeUnit.NANOSECONDS));
+    left.await(rest, TimeUnit.NANOSECONDS);
   }
 
   /** Lets the call end by itself after its last event, so that both sides record OK and no cancellation. */

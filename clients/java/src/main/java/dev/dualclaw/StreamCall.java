@@ -39,7 +39,7 @@ final class StreamCall {
   static <Q, R> StreamCall start(Channel channel, MethodDescriptor<Q, R> method, Q request, Start.Events<R> events) {
     ClientCall<Q, R> call = channel.newCall(method, CallOptions.DEFAULT);
     StreamCall stream = new StreamCall(call);
-    call.start(new ClientCall.Listener<>() {
+    ClientCall.Listener<R> listener = new ClientCall.Listener<>() {
       @Override
       public void onHeaders(Metadata headers) {
         stream.arrived.add(new Headers(headers));
@@ -54,10 +54,16 @@ final class StreamCall {
       public void onClose(Status status, Metadata trailers) {
         stream.arrived.add(new End(status, trailers));
       }
-    }, new Metadata());
-    call.request(1);
-    call.sendMessage(request);
-    call.halfClose();
+    };
+    try {
+      call.start(listener, new Metadata());
+      call.request(1);
+      call.sendMessage(request);
+      call.halfClose();
+    } catch (RuntimeException | Error fault) {
+      call.cancel("it could not be begun", fault);
+      throw fault;
+    }
     return stream;
   }
 

@@ -18,6 +18,10 @@ public final class Texts {
 
   /** Returns what a channel without structure shows of an event; "" when that is nothing. */
   public static String toText(EngineEvent event) {
+    return CanonicalArgs.wellFormed(text(event));
+  }
+
+  private static String text(EngineEvent event) {
     switch (event.getPayloadCase()) {
       case DELTA:
         return event.getDelta().getContent();

@@ -18,6 +18,7 @@ import java.time.Instant;
 import java.time.ZoneOffset;
 import java.time.format.DateTimeFormatter;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
 import java.util.stream.Collectors;
@@ -42,7 +43,7 @@ public final class Wire {
       DecisionAction.DECISION_ACTION_EDIT, "edit", DecisionAction.DECISION_ACTION_SKIP, "skip",
       DecisionAction.DECISION_ACTION_RESPOND, "respond");
   private static final DateTimeFormatter SECONDS =
-      DateTimeFormatter.ofPattern("uuuu-MM-dd'T'HH:mm:ss").withZone(ZoneOffset.UTC);
+      DateTimeFormatter.ofPattern("uuuu-MM-dd'T'HH:mm:ss", Locale.ROOT).withZone(ZoneOffset.UTC);
   private static final long FIRST_SECOND = -62135596800L;
   private static final long LAST_SECOND = 253402300799L;
 
@@ -193,7 +194,7 @@ public final class Wire {
     if (seconds < FIRST_SECOND || seconds > LAST_SECOND || nanos < 0 || nanos > 999_999_999) {
       return "";
     }
-    String fraction = String.format("%09d", nanos).replaceAll("(000)+$", "");
+    String fraction = String.format(Locale.ROOT, "%09d", nanos).replaceAll("(000)+$", "");
     return SECONDS.format(Instant.ofEpochSecond(seconds)) + (fraction.isEmpty() ? "" : "." + fraction) + "Z";
   }
 

@@ -174,7 +174,7 @@ class LiveTest {
     List<EngineEvent> events = new ArrayList<>();
     CompletableFuture<Void> completed = new CompletableFuture<>();
     var executor = Executors.newCachedThreadPool();
-    client.run(scenario("long")).subscribe(new Flow.Subscriber<>() {
+    client.run(scenario("long")).publisher(executor).subscribe(new Flow.Subscriber<>() {
       private Flow.Subscription subscription;
 
       @Override
@@ -198,7 +198,7 @@ class LiveTest {
       public void onComplete() {
         completed.complete(null);
       }
-    }, executor);
+    });
     completed.get(30, TimeUnit.SECONDS);
     executor.shutdown();
     checkRules(events);

@@ -3,20 +3,27 @@ package dev.dualclaw;
 import dev.dualclaw.v1.AttachRequest;
 import dev.dualclaw.v1.Decision;
 import dev.dualclaw.v1.DecisionAction;
-import dev.dualclaw.v1.EngineEvent;
 import dev.dualclaw.v1.InterruptItem;
 import dev.dualclaw.v1.ResumeRequest;
+import io.grpc.Context;
+import java.time.Duration;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
 
 /** The code of the README, so that the compiler reads it; {@link ReadmeTest} holds the two together. */
 final class Readme {
   private Readme() {}
 
-  static void first() {
-    try (EngineClient client = EngineClient.connect("127.0.0.1:50051");
-        RunStream stream = client.ask("What is 17 * 23?")) {
-      for (EngineEvent event : stream) {
-        System.out.print(event.getDelta().getContent());
-      }
+  static EngineClient patient() {
+    EngineClient client = EngineClient.builder("127.0.0.1:50051")
+        .reconnect(Reconnect.DEFAULT.withStart(Duration.ofSeconds(30)))
+        .build();
+    return client;
+  }
+
+  static void deadline(EngineClient client, RunView view, ScheduledExecutorService timer) {
+    try (var limited = Context.current().withDeadlineAfter(2, TimeUnit.MINUTES, timer)) {
+      limited.run(() -> client.ask("Hello").forEach(view::apply));
     }
   }
 

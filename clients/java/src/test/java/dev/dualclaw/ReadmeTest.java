@@ -10,7 +10,8 @@ import org.junit.jupiter.api.Test;
 class ReadmeTest {
   @Test
   void whatTheReadmeShowsIsCodeThatCompiles() throws IOException {
-    String source = flat(Files.readString(Path.of("src/test/java/dev/dualclaw/Readme.java")));
+    String source = flat(Files.readString(Path.of("src/test/java/First.java")))
+        + flat(Files.readString(Path.of("src/test/java/dev/dualclaw/Readme.java")));
     String[] blocks = Files.readString(Path.of("README.md")).split("```java\n");
     assertTrue(blocks.length > 4);
     for (int i = 1; i < blocks.length; i++) {
