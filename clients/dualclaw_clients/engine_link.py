@@ -5,8 +5,8 @@ transport's are a reason to send a start again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
 
 import grpc
 
@@ -35,7 +35,7 @@ from dualclaw.status import DETAILS_KEY, error_from_rpc
 from dualclaw_clients.run_stream import EngineUnreachable, Lost, NotServed, StreamRequest
 
 _Code = grpc.StatusCode
-_Resp = TypeVar("_Resp")
+_EOF = grpc.aio.EOF
 
 RUN_ID_KEY = "dualclaw-run-id"
 CONVERSATION_ID_KEY = "dualclaw-conversation-id"
@@ -64,6 +64,7 @@ class Link:
         self.closed = False
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
+        self._engine: EngineServiceAsyncStub | None = None
 
     def channel(self) -> grpc.aio.Channel:
         """Return the channel, made if it is the first call."""
@@ -78,8 +79,11 @@ class Link:
         return self._channel
 
     def engine(self) -> EngineServiceAsyncStub:
-        """Return the stub of EngineService."""
-        return EngineServiceStub(self.channel())
+        """Return the stub of EngineService; one for all calls, because making it costs more than a call."""
+        channel = self.channel()
+        if self._engine is None:
+            self._engine = EngineServiceStub(channel)
+        return self._engine
 
     def conversations(self) -> ConversationServiceAsyncStub:
         """Return the stub of ConversationService."""
@@ -109,6 +113,8 @@ class Link:
 class Call:
     """A streaming call of any of the three rpcs, as ``run_stream`` wants it."""
 
+    __slots__ = ("_call", "_link", "_reading", "_request")
+
     def __init__(self, call: "GrpcCall", link: "Link", request: StreamRequest) -> None:
         self._call = call
         self._link = link
@@ -117,7 +123,10 @@ class Call:
 
     async def accepted(self) -> tuple[str, str] | None:
         """Wait for the headers; run id and conversation id, None when they name no run."""
-        found = {str(key): value for key, value in await self._guard(self._call.initial_metadata()) or ()}
+        try:
+            found = {str(key): value for key, value in await self._call.initial_metadata() or ()}
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._judged(error) from None
         if RUN_ID_KEY not in found:
             return None
         return str(found[RUN_ID_KEY]), str(found.get(CONVERSATION_ID_KEY, ""))
@@ -126,10 +135,12 @@ class Call:
         """Return the events of the next message; None at an end with OK."""
         self._reading = True
         try:
-            message = await self._guard(self._call.read())
+            message = await self._call.read()
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise self._judged(error) from None
         finally:
             self._reading = False
-        return None if message is grpc.aio.EOF else cast("RunResponse", message).events
+        return None if message is _EOF else cast("RunResponse", message).events
 
     async def hang_up(self) -> None:
         """End the call at once and see it end."""
@@ -148,15 +159,13 @@ class Call:
             if task is not None and task.cancelling() > cancels:
                 raise
 
-    async def _guard(self, step: Awaitable[_Resp]) -> _Resp:
-        try:
-            return await step
-        except grpc.aio.AioRpcError as error:
-            raise lost(error, self._link, self._request) from None
-        except asyncio.CancelledError:
-            reraise_own_cancellation()
-            gone = EngineUnreachable("the client was closed while the stream was open")
-            raise Lost(gone, again=False, attach=False, connected=True) from None
+    def _judged(self, error: grpc.aio.AioRpcError | asyncio.CancelledError) -> Lost:
+        """Return what the error at hand means; raises it again if it is the reader's own cancellation."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            return lost(error, self._link, self._request)
+        reraise_own_cancellation()
+        gone = EngineUnreachable("the client was closed while the stream was open")
+        return Lost(gone, again=False, attach=False, connected=True)
 
 
 class GrpcCall(Protocol):

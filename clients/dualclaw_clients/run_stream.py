@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +34,9 @@ START_TIMEOUT = 30.0
 """Seconds an engine may take to accept a call before the attempt counts as lost."""
 _HEADERLESS_WAIT = 1.0
 _STATUS_WAIT = 0.5
+_CLOCKS_DIFFER = 0.05
+"""Seconds by which a call may end of its deadline before our clock says so."""
+_TERMINAL = ("done", "error")
 
 
 class EngineUnreachable(EngineError):
@@ -113,6 +115,12 @@ class RunStream:
         place: the engine's address, for texts.
     """
 
+    __slots__ = (
+        "_accepted", "_attempts", "_buffer", "_call", "_closed", "_deadline", "_first", "_gap", "_one_segment",
+        "_open_call", "_place", "_reconnect", "_refusable", "_request", "_seen", "_stalled", "_timeout",
+        "_trouble_since", "conversation_id", "ended", "last_seq", "reconnects", "run_id",
+    )  # fmt: skip
+
     def __init__(
         self,
         open_call: Callable[[StreamRequest, float | None], StreamCall],
@@ -131,9 +139,10 @@ class RunStream:
         self._one_segment = not isinstance(request, AttachRequest)
         self._call: StreamCall | None = None
         self._first: asyncio.Task[Sequence[EngineEvent] | None] | None = None
-        self._buffer: deque[EngineEvent] = deque()
+        self._buffer: list[EngineEvent] = []
+        """Events that were read and not handed out, the next one last."""
         self._seen = request.after_seq if isinstance(request, AttachRequest) else 0
-        self._accepted = self._ended = self._closed = self._stalled = False
+        self._accepted = self._closed = self._stalled = self._gap = False
         self._refusable = False
         """An attach is open and has brought no message yet."""
         self._attempts = 0
@@ -144,6 +153,8 @@ class RunStream:
         """Seq of the newest event handed out; ``after_seq`` of an attach before the first."""
         self.reconnects = 0
         """How often the stream was lost and taken up again."""
+        self.ended = False
+        """The last event has been handed out, or is about to be: no other comes after it."""
 
     async def __aenter__(self) -> Self:
         if self._timeout is not None:
@@ -170,62 +181,97 @@ class RunStream:
 
     async def __anext__(self) -> EngineEvent:
         if not self._buffer:
-            self._buffer.extend(await self._next_batch())
+            last = self.last_seq
+            self._buffer.extend(reversed(await self.next_batch()))
+            self.last_seq = last  # nothing of it has been handed out yet
         if not self._buffer:
             raise StopAsyncIteration
-        event = self._buffer.popleft()
+        event = self._buffer.pop()
         self.last_seq = max(self.last_seq, event.seq)
         return event
 
     async def batches(self) -> AsyncGenerator[Sequence[EngineEvent], None]:
-        """Yield the events that came in one message, for gateways that write them together."""
-        while events := tuple(self._buffer) or await self._next_batch():
-            self._buffer.clear()
-            self.last_seq = max(self.last_seq, events[-1].seq)
+        """Yield the events that came in one message, for readers that handle them together."""
+        while events := await self.next_batch():
             yield events
 
-    async def _next_batch(self) -> Sequence[EngineEvent]:
-        """Return the next new events, taking up a lost stream as often as it takes; nothing at the end."""
-        while not self._is_over():
+    async def next_batch(self) -> Sequence[EngineEvent]:
+        """Return the next new events, those that came in one message; none at the end.
+
+        Lost streams are taken up again as often as it takes. Of a segment ``ended`` tells already with its last
+        events that there are no more.
+        """
+        if self._buffer:
+            rest = self._buffer[::-1]
+            self._buffer.clear()
+            self.last_seq = max(self.last_seq, rest[-1].seq)
+            return rest
+        while not (self.ended or self._closed):
             try:
-                if self._call is None:
-                    await self._connect()
-                if events := await self._take(await self._read()):
+                call = self._call
+                events = await (self._reach() if call is None or self._first is not None else call.read())
+                new = self._take(events)
+                if self._gap:
+                    self._gap = False
+                    await self._hang_up()
+                if new:
                     self._attempts, self._trouble_since, self._stalled = 0, None, False
-                    return events
+                    self.last_seq = self._seen
+                    return new
             except Lost as lost:
-                await self._hang_up()
-                if self._is_over():
-                    break
-                if self._refusable and not lost.attach:
-                    raise lost.error from None
-                await self._pause(lost)
+                await self._recover(lost)
         if not self._closed:
             await self._await_status()
         return ()
 
-    async def _take(self, events: Sequence[EngineEvent] | None) -> Sequence[EngineEvent]:
+    async def _reach(self) -> Sequence[EngineEvent] | None:
+        """Return the next message where it takes more than to read it: a new call, or a message asked for before."""
+        if self._call is None:
+            await self._connect()
+        if self._first is not None:
+            first = self._first
+            await asyncio.wait({first})
+            self._first = None
+            return await first
+        if self._call is None:  # closed by another task
+            self.ended = True
+            return ()
+        return await self._call.read()
+
+    async def _recover(self, lost: Lost) -> None:
+        """Get ready for another attempt; raises when there is to be none."""
+        self._check_deadline(_CLOCKS_DIFFER)
+        await self._hang_up()
+        if self.ended or self._closed:
+            return
+        if self._refusable and not lost.attach:
+            raise lost.error from None
+        await self._pause(lost)
+
+    def _take(self, events: Sequence[EngineEvent] | None) -> Sequence[EngineEvent]:
         """Return what is new of a message and note where the stream stands."""
         self._refusable = False
         if events is None:
             if self._one_segment:
                 self._stall("the engine ended the stream before the end of the segment")
-            self._ended = True
+            self.ended = True
             return ()
         new: list[EngineEvent] = []
+        seen = self._seen
         for event in events:
             seq = event.seq
-            if 0 < seq <= self._seen:
+            if 0 < seq <= seen:
                 continue
-            if seq > self._seen + 1 and (self._seen or not self._one_segment):
+            if seq > seen + 1 and (seen or not self._one_segment):
                 if not new:
-                    self._stall(f"the engine left out event {self._seen + 1}")
-                await self._hang_up()  # what came before the gap is good; after it the next read attaches
+                    self._stall(f"the engine left out event {seen + 1}")
+                self._gap = True  # what came before it is good; after it the next read attaches
                 break
             new.append(event)
-            self._seen = max(self._seen, seq)
-            if self._one_segment and (event.HasField("done") or event.HasField("error")):
-                self._ended = True
+            if seq > seen:
+                self._seen = seen = seq
+            if self._one_segment and event.WhichOneof("payload") in _TERMINAL:
+                self.ended = True
                 break
         return new
 
@@ -284,24 +330,12 @@ class RunStream:
         if first.done() and (events := await self._guard(first)):
             self.run_id = events[0].run_id or self.run_id
 
-    async def _read(self) -> Sequence[EngineEvent] | None:
-        if self._first is not None:
-            first = self._first
-            await asyncio.wait({first})
-            self._first = None
-            return await self._guard(first)
-        if self._call is None:  # closed by another task
-            self._ended = True
-            return ()
-        return await self._guard(self._call.read())
-
     async def _guard(self, step: Awaitable[_T]) -> _T:
         """Await a step of the call; raise if it was lost because the time was up."""
         try:
             return await step
         except Lost:
-            # gRPC's clock and ours may differ a little.
-            self._check_deadline(margin=0.05)
+            self._check_deadline(_CLOCKS_DIFFER)
             raise
 
     async def _pause(self, lost: Lost) -> None:
@@ -328,9 +362,6 @@ class RunStream:
             text = f"the stream did not end within {self._timeout:g} s; the run goes on ({self._position()})"
             raise EngineError("INTERNAL", text, {**self._where(), "grpc_code": "DEADLINE_EXCEEDED"})
 
-    def _is_over(self) -> bool:
-        return self._ended or self._closed
-
     def _position(self) -> str:
         return f"run {self.run_id or 'unknown'}, after event {self._seen}"
 
@@ -339,10 +370,13 @@ class RunStream:
 
     async def _await_status(self) -> None:
         """Let the call end by itself after its last event, so that both sides record OK and no cancellation."""
-        if self._call is not None:
-            with contextlib.suppress(TimeoutError, Lost):
-                await asyncio.wait_for(self._call.read(), _STATUS_WAIT)
-            await self._hang_up()
+        if self._call is None:
+            return
+        with contextlib.suppress(TimeoutError, Lost):
+            async with asyncio.timeout(_STATUS_WAIT):
+                if await self._call.read() is None:
+                    self._call = None
+        await self._hang_up()
 
     async def _hang_up(self) -> None:
         call, self._call, self._first = self._call, None, None

@@ -15,8 +15,9 @@ CLIENTS = ROOT / "clients/dualclaw_clients"
 SERVER = ROOT / "server/dualclaw_server"
 ADAPTERS = CLIENTS / "adapters"
 
-# Who may turn an event into its dict or frame: the adapters, and the command line's --json.
-WRITERS = {"to_wire": {CLIENTS / "cli_render.py", CLIENTS / "cli.py"}}
+# Who may turn an event into its dict or frame: the adapters, the command line's --json, and the conformance kit, which
+# compares frames of others with it.
+WRITERS = {"to_wire": {CLIENTS / "cli_render.py", CLIENTS / "cli.py", CLIENTS / "conformance"}}
 ENCODERS = {
     "SseAdapter": {CLIENTS / "web/original.py"},
     "NativeSseAdapter": {CLIENTS / "web/native.py"},
@@ -31,6 +32,7 @@ MAKERS = {SERVER / "engine/frames.py"}
 
 # Formats of others that look like ours, and why.
 FOREIGN_FORMATS = {
+    "clients/dualclaw_clients/conformance/": "reads frames of the gateways it checks",
     "server/dualclaw_server/models/": "reads SSE of vendors; it names the field, and writes none",
     "server/dualclaw_server/record.py": "reads SSE of vendors, to record it",
     "server/dualclaw_server/interceptors/genai.py": "messages in spans, as OpenTelemetry's conventions want them",

@@ -81,6 +81,18 @@ async def test_batches_are_what_came_in_one_message(fake_engine, client):
     assert seen == [[1], [2, 3], [4]]
 
 
+async def test_a_segment_says_with_its_last_events_that_no_others_come(fake_engine, client):
+    """A gateway ends its response together with them, and need not wait for the status."""
+    fake_engine.on("Run", [make_delta("a"), make_delta("b"), DONE])
+    found = []
+    async with client.run(question()) as stream:
+        while events := await stream.next_batch():
+            found.append((events[-1].WhichOneof("payload"), stream.ended))
+        assert found == [("delta", False), ("delta", False), ("done", True)]
+        assert stream.last_seq == 3
+        assert await stream.next_batch() == ()
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

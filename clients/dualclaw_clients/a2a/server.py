@@ -20,6 +20,7 @@ from dualclaw_clients.a2a.http import Cards, http_app
 from dualclaw_clients.a2a.settings import A2aSettings, host_of, is_loopback
 from dualclaw_clients.a2a.tasks import EngineTasks
 from dualclaw_clients.command_line import installed_version
+from dualclaw_clients.http_heads import HEAD_TIMEOUT, TimedH11
 
 LOG = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ class _HttpServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def open_claw(settings: A2aSettings) -> AsyncIterator[Claw]:
+async def open_claw(settings: A2aSettings, *, head_timeout: float = HEAD_TIMEOUT) -> AsyncIterator[Claw]:
     """Serve until the block is left, then drain.
+
+    ``head_timeout`` is how many seconds an HTTP connection may take to bring the head of a request.
 
     Raises:
         SettingsError: the card would name addresses that nobody can call.
@@ -78,7 +81,7 @@ async def open_claw(settings: A2aSettings) -> AsyncIterator[Claw]:
             key = settings.api_key.get_secret_value()
             cards = Cards(engine, told, version, agent=agent, key=key)
             app = http_app(tasks, cards, max_body=settings.a2a_max_body, loopback=is_loopback(hosts[0]))
-            http = _http_server(app, settings.a2a_grace)
+            http = _http_server(app, settings.a2a_grace, head_timeout)
             await grpc.serve(tasks)
             serving = asyncio.create_task(http.serve(sockets=[listening]))
             try:
@@ -90,9 +93,10 @@ async def open_claw(settings: A2aSettings) -> AsyncIterator[Claw]:
                 await asyncio.gather(serving, grpc.stop(settings.a2a_grace))
 
 
-def _http_server(app: object, grace: float) -> _HttpServer:
+def _http_server(app: object, grace: float, head_timeout: float) -> _HttpServer:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application; the library's type is its own
+        http=TimedH11.within(head_timeout),
         ws="none",
         lifespan="off",
         access_log=False,

@@ -28,13 +28,16 @@ from dualclaw_clients.adapters.frames import (
     REASONING_HEAD,
     TEXT_TAIL,
     Wire,
+    done_head,
     native_envelope,
+    native_event,
     native_frame,
     native_text,
     native_text_event,
     original_frame,
     original_text,
     quote,
+    step_event_head,
 )
 from dualclaw_clients.adapters.shown_text import ShownText
 
@@ -62,8 +65,15 @@ class _QueueAdapter(BaseClawAdapter, ABC):
         tenant_id: str = "",
     ) -> None:
         super().__init__(claw=claw, trace_id=trace_id, tenant_id=tenant_id)
-        self.queue: asyncio.Queue[Wire | None] = asyncio.Queue() if queue is None else queue
+        self._queue = queue
         self._closed = False
+
+    @property
+    def queue(self) -> asyncio.Queue[Wire | None]:
+        """The queue; an own one is made when it is first used, for ``encode`` needs none."""
+        if self._queue is None:
+            self._queue = asyncio.Queue()
+        return self._queue
 
     @staticmethod
     @abstractmethod
@@ -181,7 +191,7 @@ class SseAdapter(_QueueAdapter):
 
     def _encode_one(self, event: EngineEvent | Wire) -> bytes:
         if isinstance(event, EngineEvent) and not self.wire_meta:
-            # Thinned text needs nothing of the envelope, so it skips the dict altogether.
+            # Thinned events need next to nothing of the envelope, so the usual ones skip the dict altogether.
             kind = event.WhichOneof("payload")
             if kind == "delta":
                 text = self._text.append(event.delta.content)
@@ -189,6 +199,13 @@ class SseAdapter(_QueueAdapter):
             if kind == "reasoning":
                 text = self._reasoning.append(event.reasoning.content)
                 return b"" if text is None else REASONING_HEAD + quote(text) + TEXT_TAIL
+            if kind == "step" and (head := step_event_head(event.step)) is not None:
+                return b"data: %b}\n\n" % head
+            if kind == "done":
+                head = done_head(event.done)
+                self._start_afresh()
+                trace_id = event.trace_id or self.trace_id
+                return b"data: %b%b}\n\n" % (head, b', "trace_id": ' + quote(trace_id) if trace_id else b"")
         whole = self._complete(event)
         if whole is None:
             return b""
@@ -218,9 +235,12 @@ class SseAdapter(_QueueAdapter):
                 return ()
             wire["content"] = text
         elif kind in ("done", "error"):
-            self._text = ShownText()
-            self._reasoning = ShownText()
+            self._start_afresh()
         return (self._thin(wire),)
+
+    def _start_afresh(self) -> None:
+        self._text = ShownText()
+        self._reasoning = ShownText()
 
     def _rewind(self, event: EngineEvent) -> Sequence[Wire]:
         meta: Meta = {
@@ -267,12 +287,16 @@ class NativeSseAdapter(_QueueAdapter):
 
     def _encode_one(self, event: EngineEvent | Wire) -> bytes:
         if isinstance(event, EngineEvent):
-            # Text goes straight into a frame: no copy to complete it, no dict.
+            # The usual events go straight into a frame: no copy to complete them, no dict.
             kind = event.WhichOneof("payload")
             if kind == "delta":
-                return self._encode_text(kind, event.delta.content, event)
+                return native_text_event(kind, event.delta.content, *self._position(event))
             if kind == "reasoning":
-                return self._encode_text(kind, event.reasoning.content, event)
+                return native_text_event(kind, event.reasoning.content, *self._position(event))
+            if kind == "step" and (head := step_event_head(event.step)) is not None:
+                return native_event(head, *self._position(event))
+            if kind == "done":
+                return native_event(done_head(event.done), *self._position(event))
         whole = self._complete(event)
         if whole is None:
             return b""
@@ -282,7 +306,8 @@ class NativeSseAdapter(_QueueAdapter):
             return b""
         return native_frame(wire)
 
-    def _encode_text(self, kind: str, content: str, event: EngineEvent) -> bytes:
+    def _position(self, event: EngineEvent) -> tuple[int, bytes]:
+        """Return the seq of an event and its other envelope keys, what it lacks filled in."""
         seq = self._take_seq(event.seq)
         keys = (
             event.trace_id or self.trace_id,
@@ -293,4 +318,4 @@ class NativeSseAdapter(_QueueAdapter):
         if keys != self._envelope_of:
             # The same for all events of a segment, so it is quoted once.
             self._envelope, self._envelope_of = native_envelope(*keys), keys
-        return native_text_event(kind, content, seq, self._envelope)
+        return seq, self._envelope

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from dualclaw.errors import EngineError
 from dualclaw_clients.web.replies import EXTRA_HEADERS, HttpRefusal, send_empty, send_error
@@ -50,20 +50,17 @@ def policy_for(listen_host: str, origins: Iterable[str] = ()) -> AccessPolicy:
 
 
 class Access:
-    """ASGI layer that refuses foreign hosts and origins and answers CORS preflights.
+    """Refuses foreign hosts and origins and answers CORS preflights.
 
     It adds no layer to ``send``: headers for the response are left in the scope, where the one place that
     starts responses picks them up, so frames of a stream pass through nothing here.
     """
 
-    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
-        self._app = app
+    def __init__(self, policy: AccessPolicy) -> None:
         self._policy = policy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request and hand it on."""
-        if scope["type"] != "http":
-            return
+    async def admits(self, scope: Scope, send: Send) -> bool:
+        """Check one request; False when it has been answered here."""
         policy = self._policy
         headers = dict(scope["headers"])
         extra = list(_BASE_HEADERS)
@@ -71,7 +68,7 @@ class Access:
         if len(headers) < len(scope["headers"]) and (twice := _given_twice(scope)):
             hint = "Send it once; a proxy before the gateway may have added another."
             await send_error(scope, send, HttpRefusal(400, "INVALID_REQUEST", f"{twice} is given twice", hint=hint))
-            return
+            return False
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if policy.hosts and _without_port(host) not in policy.hosts:
             hint = (
@@ -80,7 +77,7 @@ class Access:
             )
             refusal = HttpRefusal(403, "PERMISSION_DENIED", f"host {host!r} is not served here", hint=hint)
             await send_error(scope, send, refusal)
-            return
+            return False
         if policy.origins:
             extra.append((b"vary", b"origin"))
         raw_origin = headers.get(b"origin")
@@ -92,14 +89,14 @@ class Access:
                 extra.append((b"access-control-expose-headers", b"x-run-id, retry-after"))
             if scope["method"] == "OPTIONS" and allowed:
                 await send_empty(scope, send, 204, _PREFLIGHT)
-                return
+                return False
             own = _authority(origin) == host or headers.get(b"sec-fetch-site") == b"same-origin"
             if scope["method"] not in READING and not allowed and not own:
                 message = f"pages of origin {origin!r} may not change anything here"
                 hint = "Open the page at the gateway's own address, or name the origin in DUALCLAW_WEB_ORIGINS."
                 await send_error(scope, send, HttpRefusal(403, "PERMISSION_DENIED", message, hint=hint))
-                return
-        await self._app(scope, receive, send)
+                return False
+        return True
 
 
 def bearer_token(scope: Scope) -> str:

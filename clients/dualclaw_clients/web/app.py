@@ -1,6 +1,6 @@
 """The gateway's ASGI application: which path is answered by what.
 
-Starlette matches paths; everything behind it is plain ASGI, so a frame passes from the engine's stream to the
+A table matches paths, and everything behind it is plain ASGI, so a frame passes from the engine's stream to the
 server's ``send`` without a framework layer in between.
 
 Routes: ``POST /messages/stream`` (original); ``/v1/runs...`` (native); ``/v1/conversations...``, ``/v1/agents...``
@@ -8,10 +8,9 @@ Routes: ``POST /messages/stream`` (original); ``/v1/runs...`` (native); ``/v1/co
 """
 
 import logging
-from collections.abc import Mapping
 from typing import Protocol
 
-from starlette.routing import Route, Router
+from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from dualclaw.errors import EngineError
@@ -75,31 +74,16 @@ class WebApp:
             "/healthz": {"GET": _healthy},
             **{path: {"GET": file, "HEAD": file} for path, file in page_files().items()},
         }
-        routes = [Route(path, _Methods(endpoints)) for path, endpoints in paths.items()]
-        self._app = Access(Router(routes, redirect_slashes=False, default=_Methods({})), policy or AccessPolicy())
+        self._access = Access(policy or AccessPolicy())
+        self._fixed = {path: endpoints for path, endpoints in paths.items() if "{" not in path}
+        self._patterns = [(compile_path(path)[0], endpoints) for path, endpoints in paths.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        await self._app(scope, receive, send)
-
-    def close_streams(self) -> None:
-        """End every open stream at once, as on SIGTERM; the runs go on and clients may follow them elsewhere."""
-        self.streams.close()
-
-
-class _Methods:
-    """The endpoints of one path, and the one place where a failure before the response becomes JSON."""
-
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = endpoints
-        self._allow = ", ".join(endpoints).encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get(scope["method"])
+        """Answer one request; the one place where a failure before the response becomes JSON."""
+        if scope["type"] != "http" or not await self._access.admits(scope, send):
+            return
         try:
-            if endpoint is None:
-                raise self._refusal(scope)
-            await endpoint(scope, receive, send)
+            await self._endpoint(scope)(scope, receive, send)
         except EngineError as error:
             await send_error(scope, send, error)
         except ClientLeft:
@@ -110,13 +94,29 @@ class _Methods:
             LOG.exception("%s %s failed", scope["method"], scope["path"])
             await send_error(scope, send, internal_error())
 
-    def _refusal(self, scope: Scope) -> HttpRefusal:
-        if not self._endpoints:
-            hint = "The page is at /, the API under /v1/runs, /v1/conversations and /v1/agents; check the path."
-            return HttpRefusal(404, "INVALID_REQUEST", f"there is nothing at {scope['path']}", hint=hint)
-        message = f"{scope['method']} is not possible at {scope['path']}"
-        allowed = self._allow.decode()
-        return HttpRefusal(405, "INVALID_REQUEST", message, hint=f"Use {allowed}.", headers=((b"allow", self._allow),))
+    def close_streams(self) -> None:
+        """End every open stream at once, as on SIGTERM; the runs go on and clients may follow them elsewhere."""
+        self.streams.close()
+
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        """Return what answers a request; raises HttpRefusal for a path or a method there is not."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        endpoints = self._fixed.get(path)
+        if endpoints is None:
+            for pattern, found in self._patterns:
+                if (match := pattern.match(path)) is not None:
+                    scope["path_params"], endpoints = match.groupdict(), found
+                    break
+            else:
+                hint = "The page is at /, the API under /v1/runs, /v1/conversations and /v1/agents; check the path."
+                raise HttpRefusal(404, "INVALID_REQUEST", f"there is nothing at {scope['path']}", hint=hint)
+        endpoint = endpoints.get(scope["method"])
+        if endpoint is None:
+            message = f"{scope['method']} is not possible at {scope['path']}"
+            allowed = ", ".join(endpoints)
+            headers = ((b"allow", allowed.encode()),)
+            raise HttpRefusal(405, "INVALID_REQUEST", message, hint=f"Use {allowed}.", headers=headers)
+        return endpoint
 
 
 async def _healthy(scope: Scope, receive: Receive, send: Send) -> None:

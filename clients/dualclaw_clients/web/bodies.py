@@ -40,10 +40,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         ClientLeft: the client left.
     """
     declared = dict(scope["headers"]).get(b"content-length", b"0")
-    hint = "Send less, or raise DUALCLAW_WEB_MAX_BODY of the gateway."
-    too_large = HttpRefusal(413, "INVALID_REQUEST", f"the body is larger than {limit} bytes", hint=hint)
     if declared.isdigit() and int(declared) > limit:
-        raise too_large
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -55,7 +53,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
@@ -72,9 +70,7 @@ def parse_object(body: bytes) -> dict[str, object]:
         FieldError: it is not one JSON object, repeats a key, or has a number JSON does not know.
     """
     try:
-        value: object = json.loads(
-            body, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
-        )
+        value: object = _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
         if b"\\ud" in body.lower():
             value = _whole(value)
     except RecursionError:
@@ -138,6 +134,8 @@ def parse_query(scope: Scope, allowed: Mapping[str, bool]) -> dict[str, list[str
     Raises:
         FieldError: a parameter is unknown, or repeated where it may not be.
     """
+    if not scope["query_string"]:
+        return {}
     styles = {_camel_case(name): name for name in allowed}
     found: dict[str, list[str]] = {}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
@@ -206,6 +204,11 @@ def _enum_name(names: EnumDescriptor, value: object, path: str, wrong: dict[str,
     return value
 
 
+def _too_large(limit: int) -> HttpRefusal:
+    hint = "Send less, or raise DUALCLAW_WEB_MAX_BODY of the gateway."
+    return HttpRefusal(413, "INVALID_REQUEST", f"the body is larger than {limit} bytes", hint=hint)
+
+
 def _camel_case(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
@@ -227,6 +230,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is too large a number")
     return number
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite).decode
 
 
 def _reason(error: ValueError) -> str:

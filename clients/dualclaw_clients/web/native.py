@@ -7,7 +7,6 @@ lost": the client follows the run at ``/v1/runs/{id}/events``.
 """
 
 import logging
-from contextlib import aclosing
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +17,7 @@ from dualclaw_clients.engine_client import EngineClient, RunStream
 from dualclaw_clients.web.access import bearer_token
 from dualclaw_clients.web.bodies import parse_count, parse_message, parse_object, parse_query, read_body
 from dualclaw_clients.web.replies import HttpRefusal, send_empty, send_error, send_message
-from dualclaw_clients.web.streams import Sink, Streams
+from dualclaw_clients.web.streams import Streams
 
 LOG = logging.getLogger(__name__)
 
@@ -88,17 +87,22 @@ class NativeRoutes:
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send, stream: RunStream) -> None:
         refusal: EngineError | None = None
-
-        async def work(sink: Sink) -> None:
-            nonlocal refusal
-            try:
-                await _relay(stream, sink)
-            except EngineError as error:
-                refusal = error
-
-        sink = Sink(scope, send)
-        ending = await self._streams.serve(receive, sink, work, heartbeat=True)
-        if ending in {"left", "stalled"}:
+        sink = self._streams.sink(scope, receive, send, heartbeat=True)
+        if sink.ending != "shutdown":
+            async with sink:
+                try:
+                    encode = NativeSseAdapter().encode
+                    async with stream:
+                        await sink.open(((b"x-run-id", stream.run_id.encode()),), FIRST)
+                        while events := await stream.next_batch():
+                            data = encode(events)
+                            if stream.ended:
+                                await sink.end(data)
+                            elif data:
+                                await sink.write(data)
+                except EngineError as error:
+                    refusal = error
+        if sink.ending in {"left", "stalled"}:
             return
         if sink.opened:
             if refusal is not None:
@@ -110,12 +114,3 @@ class NativeRoutes:
             hint = "Try again in a moment, a start with the same request_id."
             gone = HttpRefusal(503, "STORE_UNAVAILABLE", "the gateway is shutting down", hint=hint)
             await send_error(scope, send, gone)
-
-
-async def _relay(stream: RunStream, sink: Sink) -> None:
-    encode = NativeSseAdapter().encode
-    async with stream, aclosing(stream.batches()) as batches:
-        await sink.open(((b"x-run-id", stream.run_id.encode()),), FIRST)
-        async for events in batches:
-            if data := encode(events):
-                await sink.write(data)

@@ -10,21 +10,20 @@ know neither, so a message that cannot be taken is told in words what waits and 
 
 import contextlib
 import logging
-from contextlib import aclosing
 from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
-from dualclaw import EngineEvent, Run, RunRequest, RunState
+from dualclaw import EngineEvent, Run, RunState
 from dualclaw.errors import EngineError, diagnosis_code
 from dualclaw.events import make_diagnosis, make_error
 from dualclaw_clients.adapters import SseAdapter
-from dualclaw_clients.engine_client import EngineClient
+from dualclaw_clients.engine_client import EngineClient, RunStream
 from dualclaw_clients.web.access import bearer_token
 from dualclaw_clients.web.bodies import original_request, parse_query, read_body
 from dualclaw_clients.web.native import CLAW
 from dualclaw_clients.web.replies import internal_error, told
-from dualclaw_clients.web.streams import Sink, Streams
+from dualclaw_clients.web.streams import Streams
 
 LOG = logging.getLogger(__name__)
 
@@ -44,38 +43,39 @@ class OriginalRoute:
         """POST /messages/stream: start a run from ``{"content", ...}`` and stream its original frames."""
         body = await read_body(scope, receive, self._body_limit)
         adapter = SseAdapter()
-
-        async def work(sink: Sink) -> None:
-            await sink.open()
-            token = ""
-            try:
-                token = bearer_token(scope)
-                parse_query(scope, {})
-                request = original_request(body)
-                request.claw = CLAW
-                await self._relay(request, token, adapter, sink)
-            except EngineError as error:
-                await sink.write(adapter.encode([failure_event(await self._explained(error, token))]))
-            except Exception:
-                LOG.exception("a stream of the original route failed")
-                await sink.write(adapter.encode([failure_event(internal_error())]))
-
-        sink = Sink(scope, send)
-        ending = await self._streams.serve(receive, sink, work, heartbeat=False)
-        if ending == "complete":
+        token = ""
+        sink = self._streams.sink(scope, receive, send, heartbeat=False)
+        if sink.ending != "shutdown":
+            async with sink:
+                await sink.open()
+                try:
+                    token = bearer_token(scope)
+                    async with self._start(scope, body, token) as stream:
+                        body = b""  # it may be long, and the stream may be open for long
+                        while events := await stream.next_batch():
+                            data = adapter.encode(events)
+                            if stream.ended:
+                                await sink.end(data)
+                            elif data:
+                                await sink.write(data)
+                except EngineError as error:
+                    await sink.end(adapter.encode([failure_event(await self._explained(error, token))]))
+                except Exception:
+                    LOG.exception("a stream of the original route failed")
+                    await sink.end(adapter.encode([failure_event(internal_error())]))
+        if sink.ending == "complete":
             await sink.end()
-        elif ending == "shutdown":
+        elif sink.ending == "shutdown":
             gone = EngineError("STORE_UNAVAILABLE", "the gateway is shutting down; the run goes on")
             if not sink.opened:
                 await sink.open()
             await sink.end(adapter.encode([failure_event(gone)]))
 
-    async def _relay(self, request: RunRequest, token: str, adapter: SseAdapter, sink: Sink) -> None:
-        stream = self._engine.run(request, token=token)
-        async with stream, aclosing(stream.batches()) as batches:
-            async for events in batches:
-                if data := adapter.encode(events):
-                    await sink.write(data)
+    def _start(self, scope: Scope, body: bytes, token: str) -> RunStream:
+        parse_query(scope, {})
+        request = original_request(body)
+        request.claw = CLAW
+        return self._engine.run(request, token=token)
 
     async def _explained(self, error: EngineError, token: str) -> EngineError:
         """Return the refusal of a start; if the conversation waits for people, one that says what they must do."""

@@ -3,23 +3,28 @@
 Rules
 - Frames flow through ``Sink.write`` alone: one ASGI send for a batch of frames, no task, lock, timer or log
   line for each. The time of the last write is kept, nothing else.
-- Beside it runs one companion per stream. It listens for the client's leaving from the first moment on (a
-  client that gives up before the first token must not be noticed only by a failing write), sends a heartbeat
-  after a silent interval, and gives up on a client that has stopped reading.
+- Beside it are one task and one timer. The task listens for the client's leaving from the first moment on: a client
+  that gives up before the first token must not be noticed only by a failing write. The timer is set for the first
+  moment at which something could be due and, when it rings, looks at the time of the last write: it sends a
+  heartbeat after a silent interval, gives up on a client that has stopped reading, or is set again.
 - Every way out but completion interrupts the work at once by the stream's cancel scope, so the gRPC call below
   is cancelled promptly. What becomes of the run is the engine's business: it goes on.
 - The scope is an ``asyncio.timeout`` without a deadline whose deadline is moved to "now": the one structured way
   the standard library has to cancel a block from outside and come out of it with no trace on the task.
+- A response that was completed is not interrupted any more, for what its work still does is bounded.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Literal
+import logging
+from types import TracebackType
+from typing import Literal, Self
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from dualclaw_clients.adapters.frames import HEARTBEAT
 from dualclaw_clients.web.replies import BEGUN, EXTRA_HEADERS, Headers
+
+LOG = logging.getLogger(__name__)
 
 Ending = Literal["complete", "left", "stalled", "shutdown"]
 """Why a stream ended: its work was done, the client left, it stopped reading, or the gateway shuts down."""
@@ -32,17 +37,71 @@ _SSE_HEADERS = (
 
 
 class Sink:
-    """Where the frames of one response go."""
+    """Where the frames of one response go, and what is beside it.
 
-    __slots__ = ("_clock", "_scope", "_send", "opened", "since", "writing")
+    Use it as an async context manager: the block is left at once, without an error, when the stream is cut;
+    ``ending`` tells whether it was.
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    Args:
+        streams: the open streams it is one of while the block lasts.
+        scope, receive, send: of the request.
+        heartbeat: seconds of silence after which a heartbeat is sent; None: never.
+        stall: seconds a write may wait for a client that has stopped reading.
+    """
+
+    __slots__ = (
+        "_beating", "_clock", "_heartbeat", "_limit", "_listening", "_receive", "_scope", "_send", "_stall",
+        "_streams", "_timer", "_writing", "_written", "ended", "ending", "opened",
+    )  # fmt: skip
+
+    def __init__(
+        self, streams: set["Sink"], scope: Scope, receive: Receive, send: Send, heartbeat: float | None, stall: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._streams = streams
         self._scope = scope
+        self._receive = receive
         self._send = send
-        self._clock = asyncio.get_running_loop().time
+        self._heartbeat = heartbeat
+        self._stall = stall
+        self._clock = loop.time
+        self._written = loop.time()
+        """When the last write began."""
+        self._writing = False
+        self._limit = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
         self.opened = False
-        self.writing = False
-        self.since = self._clock()
+        self.ended = False
+        """The response is complete."""
+        self.ending: Ending = "complete"
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._streams.add(self)
+        self._listening = asyncio.create_task(self._listen())
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._streams.discard(self)
+        for beside in (self._timer, self._listening, self._beating):
+            if beside is not None:
+                beside.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            return True
+        return False
+
+    def cut(self, ending: Ending) -> None:
+        """Interrupt the block, unless its response is complete."""
+        if self.ending == "complete" and not self.ended and self in self._streams:
+            self.ending = ending
+            self._limit.reschedule(self._clock())
 
     async def open(self, headers: Headers = (), first: bytes = b"") -> None:
         """Send status 200, the headers of an event stream and a first piece at once."""
@@ -54,34 +113,60 @@ class Sink:
 
     async def write(self, data: bytes) -> None:
         """Send frames; waits while the client is slower than the stream."""
-        self.writing = True
-        self.since = self._clock()
+        self._writing = True
+        self._written = self._clock()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self.writing = False
-
-    async def beat(self) -> None:
-        """Send a heartbeat comment."""
-        await self._send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
-        self.since = self._clock()
+        self._writing = False
 
     async def end(self, data: bytes = b"") -> None:
-        """Send the last piece and complete the response."""
+        """Send the last piece and complete the response; nothing if it is complete."""
+        if self.ended:
+            return
+        if self._beating is not None:
+            self._beating.cancel()  # a heartbeat that waits for the client must not come after the end
+        self._writing = True
+        self._written = self._clock()
         await self._send({"type": "http.response.body", "body": data})
+        self.ended = True
+        self._writing = False
 
+    async def _listen(self) -> None:
+        """Wait until the client has left."""
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        except Exception:
+            LOG.exception("nothing can be heard of a client any more")
+        self.cut("left")
 
-class _Open:
-    """An open stream: its cancel scope and how it came to end."""
+    def _look(self) -> None:
+        """See what is due, and set the timer for the first moment at which something else could be."""
+        now = self._clock()
+        silent = now - self._written
+        if self._writing and silent >= self._stall:
+            self.cut("stalled")
+            return
+        if self.ended:
+            return
+        tick, heartbeat = self._stall, self._heartbeat
+        if heartbeat is not None:
+            tick = min(tick, heartbeat)
+            beats = self._beating is not None and not self._beating.done()
+            if silent >= heartbeat and self.opened and not self._writing and not beats:
+                self._beating = asyncio.create_task(self._beat())
+        due = self._written + tick
+        self._timer = asyncio.get_running_loop().call_at(due if due > now else now + tick, self._look)
 
-    __slots__ = ("_limit", "ending")
-
-    def __init__(self, limit: asyncio.Timeout) -> None:
-        self._limit = limit
-        self.ending: Ending = "complete"
-
-    def cut(self, ending: Ending) -> None:
-        if self.ending == "complete":
-            self.ending = ending
-            self._limit.reschedule(asyncio.get_running_loop().time())
+    async def _beat(self) -> None:
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+            self._written = self._clock()
+        except TimeoutError:
+            self.cut("stalled")
+        except Exception:
+            LOG.exception("a heartbeat could not be sent")
+            self.cut("left")
 
 
 class Streams:
@@ -95,7 +180,7 @@ class Streams:
     def __init__(self, *, heartbeat: float = 15.0, stall: float = 60.0) -> None:
         self._heartbeat = heartbeat
         self._stall = stall
-        self._open: set[_Open] = set()
+        self._open: set[Sink] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -107,62 +192,9 @@ class Streams:
         for stream in self._open:
             stream.cut("shutdown")
 
-    async def serve(
-        self, receive: Receive, sink: Sink, work: Callable[[Sink], Awaitable[None]], *, heartbeat: bool
-    ) -> Ending:
-        """Run ``work``, which writes to the sink, until it is done or one of the rules above ends it."""
+    def sink(self, scope: Scope, receive: Receive, send: Send, *, heartbeat: bool) -> Sink:
+        """Return where the frames of a response go; one whose ``ending`` is "shutdown" is not to be entered."""
+        sink = Sink(self._open, scope, receive, send, self._heartbeat if heartbeat else None, self._stall)
         if self._closed:
-            return "shutdown"
-        try:
-            async with asyncio.timeout(None) as limit:
-                stream = _Open(limit)
-                self._open.add(stream)
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        companion = group.create_task(self._accompany(group, receive, sink, stream, heartbeat))
-                        await work(sink)
-                        companion.cancel()
-                finally:
-                    self._open.discard(stream)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-        return stream.ending
-
-    async def _accompany(
-        self, group: asyncio.TaskGroup, receive: Receive, sink: Sink, stream: _Open, heartbeat: bool
-    ) -> None:
-        clock = asyncio.get_running_loop().time
-        tick = min(self._heartbeat, self._stall) if heartbeat else self._stall
-        listening = group.create_task(_next(receive))
-        try:
-            while True:
-                rest = sink.since + tick - clock()
-                await asyncio.wait((listening,), timeout=rest if rest > 0 else tick)
-                silent = clock() - sink.since
-                if listening.done():
-                    if listening.result()["type"] == "http.disconnect":
-                        stream.cut("left")
-                        return
-                    listening = group.create_task(_next(receive))
-                elif sink.writing:
-                    if silent >= self._stall:
-                        stream.cut("stalled")
-                        return
-                elif heartbeat and sink.opened and silent >= self._heartbeat and not await self._beat(sink):
-                    stream.cut("stalled")
-                    return
-        finally:
-            listening.cancel()
-
-    async def _beat(self, sink: Sink) -> bool:
-        try:
-            async with asyncio.timeout(self._stall):
-                await sink.beat()
-        except TimeoutError:
-            return False
-        return True
-
-
-async def _next(receive: Receive) -> Message:
-    return await receive()
+            sink.ending = "shutdown"
+        return sink

@@ -169,6 +169,22 @@ async def test_long_requests_are_refused(engine):
         assert seen.states[-1] == "COMPLETED"
 
 
+async def test_a_connection_that_brings_no_head_is_closed(tmp_path):
+    """Silence and half a head use up a connection each, so neither may last."""
+    settings = A2aSettings(engine=f"unix:{tmp_path}/none", a2a_listen="127.0.0.1:0", a2a_grpc_listen="127.0.0.1:0")
+    async with open_claw(settings, head_timeout=0.3) as claw:
+        port = int(claw.addresses.json_rpc.rstrip("/").rpartition(":")[2])
+        for head in (b"", b"GET /healthz HTTP/1.1\r\nHost: l"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            try:
+                async with asyncio.timeout(10):
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+            finally:
+                writer.transport.abort()
+
+
 async def test_more_streams_than_the_limit_are_refused_and_room_comes_back(engine):
     """The one too many is 429; when a stream's client leaves, its place is free and the engine's call is closed."""
     async with opened(engine, a2a_max_streams=1) as claw:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualclaw import EngineEvent
+from dualclaw import Diagnosis, Done, EngineEvent, Node, Phase, Step, StepEvent, StepKind
 from dualclaw.events import make_delta, make_reasoning, to_wire
 from dualclaw_clients.adapters import (
     HEARTBEAT,
@@ -89,6 +89,56 @@ def test_text_events_skip_the_dict_and_keep_the_bytes(
     assert adapter.encode([event, event]).decode() == NativeSseAdapter.frame(expected) * 2
     thin = {"type": wire["type"], "content": content}
     assert SseAdapter().encode([event]).decode() == SseAdapter.frame(thin)
+
+
+steps = st.builds(
+    Step,
+    kind=st.sampled_from([*StepKind.values(), 99]),
+    name=texts | awkward,
+    server=awkward,
+    text=awkward,
+    result=texts | awkward,
+    args_json=st.sampled_from(
+        ["", "{}", "[1]", "{", '{"b":1,"a":[1.0,null]}', '{"a": "\\u2028\u2028 \\ud800"}', '{"a": 1e999, "a": "é"}']
+    ),
+    phase=st.sampled_from([*Phase.values(), 77]),
+    diagnosis=st.none() | st.builds(Diagnosis, code=awkward, summary=awkward, severity=st.sampled_from([0, 3, 50])),
+    node=st.none() | st.builds(Node, id=awkward, type=awkward, label=awkward),
+)
+usual = st.one_of(
+    st.builds(
+        lambda step, index: EngineEvent(step=StepEvent(step=step, index=index)),
+        steps,
+        st.none() | st.integers(-1, 2**31 - 1),
+    ),
+    st.builds(
+        lambda **fields: EngineEvent(done=Done(**fields)),
+        message_id=awkward,
+        conversation_id=awkward,
+        content=texts | awkward,
+        process_steps=st.lists(steps, max_size=3),
+        used_skills=st.lists(awkward, max_size=2),
+        used_mcp=st.lists(awkward, max_size=2),
+        generating=st.booleans(),
+    ),
+)
+
+
+@given(usual, st.integers(1, 2**31 - 1), awkward)
+def test_steps_and_done_skip_the_dict_and_keep_the_bytes(event: EngineEvent, seq: int, trace_id: str) -> None:
+    """What encode gives for them is the frame of the wire dict, on both routes; what has no wire form is dropped."""
+    event.seq, event.trace_id = seq, trace_id
+    wire = to_wire(event)
+    native, original = NativeSseAdapter(claw=""), SseAdapter(claw="")
+    if wire is None:
+        assert native.encode([event]) == original.encode([event]) == b""
+        assert native.dropped == original.dropped == 1
+        return
+    assert native.encode([event]).decode() == NativeSseAdapter.frame(wire)
+    kept = {key: value for key, value in wire.items() if key != "seq"}
+    if wire["type"] == "step":
+        kept.pop("trace_id", None)
+    assert original.encode([event]).decode() == SseAdapter.frame(kept)
 
 
 @given(wires)
