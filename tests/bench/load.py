@@ -3,8 +3,8 @@
 It reads commands from stdin, one JSON object a line, does one after the other, and answers each with one line; before
 that come lines with a ``mark`` where one was asked for.
 
-run      so many answers at once (or ``one_by_one``), to our engine over so many ``channels``; with ``window`` a mark when
-         all have begun and when the first is about to end, each with the pieces and tokens that had come
+run      so many answers at once (or ``one_by_one``), from our engine over so many ``channels``; with ``window`` a mark
+         when all have begun and when the first is about to end, each with the pieces and tokens that had come
 turns    so many turns of one conversation
 hold     answers that stay open; the reply comes when all have begun
 release  has the provider end them, and waits for their ends

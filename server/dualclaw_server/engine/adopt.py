@@ -46,7 +46,7 @@ def adopted(
         used = used - {call.id for call in calls_in(identity)}
     else:
         message.create_time.GetCurrentTime()
-    taken = set(used)
+    taken: set[str] = set()
     bad_arguments: dict[str, str] = {}
     for part in given.parts:
         kind = part.WhichOneof("part")
@@ -55,7 +55,7 @@ def adopted(
         if kind != "tool_call":
             message.parts.append(part)
         elif tools is not None:
-            call = _adopted_call(part.tool_call, tools.get(part.tool_call.name), taken)
+            call = _adopted_call(part.tool_call, tools.get(part.tool_call.name), used, taken)
             raw = part.tool_call.args_json
             if len(call.args_json) > MAX_ARGUMENTS:
                 raw = f"{raw[: _HEAD // 4]}... ({len(call.args_json)} characters, more than {MAX_ARGUMENTS})"
@@ -67,11 +67,11 @@ def adopted(
     return message, bad_arguments
 
 
-def _adopted_call(call: ToolCall, tool: Tool | None, taken: set[str]) -> ToolCall:
+def _adopted_call(call: ToolCall, tool: Tool | None, used: AbstractSet[str], taken: set[str]) -> ToolCall:
     made = ToolCall()
     made.CopyFrom(call)
     made.args_json = canonical_args(parse_args(call.args_json))
-    if not call.id or call.id in taken:
+    if not call.id or call.id in used or call.id in taken:
         made.id = f"call_{new_id()}"
     taken.add(made.id)
     made.kind = KINDS[tool.kind] if tool else StepKind.STEP_KIND_SKILL

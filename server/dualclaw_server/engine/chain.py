@@ -21,6 +21,7 @@ import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from dualclaw import Message
@@ -64,6 +65,9 @@ WITHHELD = "(withheld)"
 """What is shown where a mask has failed."""
 
 
+_NONE: Mapping[str, tuple[tuple[int, Interceptor], ...]] = MappingProxyType(dict.fromkeys(HOOKS, ()))
+"""Who has which hook where there are no interceptors."""
+
 _Step = tuple[int, Interceptor, str]
 """An interceptor by its place in the chain, and a hook it has."""
 
@@ -76,7 +80,7 @@ class Chain:
     ) -> None:
         """``interceptors`` are those that are on, the outermost first; ``above`` is the chain of the agent above."""
         self.all = tuple(interceptors)
-        self._having = {hook: self._those_with(hook) for hook in HOOKS}
+        self._having = {hook: self._those_with(hook) for hook in HOOKS} if self.all else _NONE
         self._masking = [item for item in self.all if type(item).mask is not Interceptor.mask]
         self._above = above
         self._grace = grace

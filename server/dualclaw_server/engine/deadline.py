@@ -36,7 +36,7 @@ class Deadline:
         Raises:
             TimeoutError: it did not come until ``due``, or ``expire`` was called; the awaitable was cancelled.
         """
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         if task is None:
             raise RuntimeError("a deadline bounds what a task waits for")
         self._task = task

@@ -5,8 +5,8 @@ Rules
 - Unsent text waits as text. Sealing merges it into one event, gives it its seq and its bytes, once: the log,
   every stream and every subscriber share them. The event is folded into ``view`` at the same moment, so the
   engine reads the very text that clients will read.
-- The first text after a quiet time commits at once. While a commit is in flight, or the last one began less
-  than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
+- The first text after a quiet time commits at once. While a commit is in flight, or the last one of mere text began
+  less than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
 - Nothing follows the first frame of an epoch before that is committed. Until then the log may still be another
@@ -14,7 +14,7 @@ Rules
 - Text, and a rewind of it, may go out between two checkpoints, for recovery withdraws it by a rewind. A step
   cannot be withdrawn, so every other event waits for the frame that carries the state it belongs to.
 - At most one frame of mere text is in flight. No task and no lock per token: appends report back through
-  their futures, and one timer per run is pending at most.
+  their futures, and one timer per run is pending at most. What a store commits at once has landed at once.
 - Beyond MAX_WAITING bytes not yet committed, ``congested`` turns true and the reader of the model waits in
   ``room``. That is the only back-pressure; a slow client never causes it, for clients read the log.
 - The first failed append breaks the writer: ``failure`` is set, ``on_failure`` called once, everything later
@@ -102,7 +102,7 @@ class FrameWriter:
         """True once a frame of this epoch is in the log."""
         self._held: list[tuple[Frame, int, asyncio.Future[int]]] = []
         """Frames that wait for the first one, with the version they expect."""
-        self._last_start = 0.0
+        self._last_text = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._room: asyncio.Future[None] | None = None
         self.failure: BaseException | None = None
@@ -238,7 +238,7 @@ class FrameWriter:
         self._sealed_size += len(data)
 
     def _flush_when_due(self) -> None:
-        wait = self._last_start + FRAME_TIME - self._loop.time()
+        wait = self._last_text + FRAME_TIME - self._loop.time()
         if wait <= 0:
             self._flush()
         else:
@@ -254,6 +254,7 @@ class FrameWriter:
             return
         self.seal()
         if self._sealed:
+            self._last_text = self._loop.time()
             self._append(_RUNNING)
 
     def _append(self, state: RunState.ValueType, **durable: Unpack[_Durable]) -> asyncio.Future[int]:
@@ -265,7 +266,6 @@ class FrameWriter:
         self._sealed_size = 0
         self._flying += 1
         self._flying_size += size
-        self._last_start = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -275,10 +275,13 @@ class FrameWriter:
         else:
             future = asyncio.ensure_future(self._store.append(self._key, frame, self._version))
         self._version += 1
-        future.add_done_callback(lambda done: self._landed(done, size))
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._landed(size, future)
+        else:
+            future.add_done_callback(partial(self._landed, size))
         return future
 
-    def _landed(self, future: asyncio.Future[int], size: int) -> None:
+    def _landed(self, size: int, future: asyncio.Future[int]) -> None:
         self._flying -= 1
         self._flying_size -= size
         error = StoreError("an append was cancelled") if future.cancelled() else future.exception()
@@ -334,11 +337,12 @@ def _ignore(_: BaseException) -> None:
 
 def _hand_on(waiting: asyncio.Future[int], sent: asyncio.Future[int]) -> None:
     """Give the outcome of an append to who has waited for it since before it could be sent."""
+    error = None if sent.cancelled() else sent.exception()  # looked at, even if nobody waits any more
     if waiting.done():
         return
     if sent.cancelled():
         waiting.cancel()
-    elif (error := sent.exception()) is not None:
+    elif error is not None:
         waiting.set_exception(error)
     else:
         waiting.set_result(sent.result())
@@ -348,7 +352,9 @@ def _as_field(data: bytes) -> bytes:
     """Return an event as field 1 of a response: tag, length as a varint, payload."""
     length = len(data)
     if length <= 0x7F:
-        return b"\x0a" + length.to_bytes(1, "big") + data
+        return b"\x0a%c%b" % (length, data)
+    if length <= 0x3FFF:
+        return b"\x0a%c%c%b" % (length & 0x7F | 0x80, length >> 7, data)
     head = bytearray(b"\x0a")
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)

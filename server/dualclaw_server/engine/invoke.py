@@ -147,10 +147,12 @@ class Invocation:
         self._ask_again_if_changed(request)
         if isinstance(tool, AgentTool):
             return await run_below(self._scope, request.call, tool, request.args)
-        if problem := tool.problem(request.args):  # an interceptor may have changed them
-            return self._bad_arguments(tool, problem)
+        args = request.args
+        if self._scope.chain:  # who may have changed them, or tries again with what the tool has made of them
+            if problem := tool.problem(args):
+                return self._bad_arguments(tool, problem)
+            args = copy.deepcopy(dict(args))
         self._scope.segment.lease.check()
-        args = copy.deepcopy(dict(request.args))  # a tool may change what it is given; another attempt must not see it
         task = asyncio.create_task(tool.call(args, request.context))
         try:
             done, _ = await asyncio.wait({task}, timeout=tool.timeout)

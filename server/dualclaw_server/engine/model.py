@@ -54,6 +54,10 @@ class ModelRequest:
     """Beginning of the answer that is shown already: the model goes on from it and gives only what follows.
     Only for models whose ``traits.continues`` is true.
     """
+    settled: int = 0
+    """How many messages, from the first, are never changed and are given again, the very same objects, by later
+    calls: what is made of them may be kept. Whoever gives other messages sets it to 0.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,9 @@ MAX_SHORTENINGS = 4
 MAX_ANSWER = 4_000_000
 """Characters of one answer, reasoning and calls included; no model has that much to say, so it would never end."""
 BREATH = 0.005
-"""Seconds after which a stream that is never idle must let others work: nothing else could stop it."""
+"""Seconds after which a stream that is never idle must let others work, at the latest in twice that time: nothing else
+could stop it.
+"""
 _WIDEST = 4
 """Bytes of the widest code point."""
 SEPARATOR = "\n\n"
@@ -134,21 +136,20 @@ class Answer:
             self.options = outcome.value
         else:
             scope.obey(outcome)
-        request = ModelRequest(prompt.messages, prompt.instructions, self.options, self._shown.prefix)
+        settled = 0 if scope.chain else self._trace.settled  # an interceptor may change anything
+        request = ModelRequest(prompt.messages, prompt.instructions, self.options, self._shown.prefix, settled)
         return scope.bound(prompt.tools), request
 
     async def _try(self, model: ChatModel, request: ModelRequest) -> ModelResponse:
         """Make one attempt."""
         shown, writer, visible = self._shown, self._writer, self._scope.at_root
         response: ModelResponse | None = None
-        clock = asyncio.get_running_loop().time
-        breath, size = clock(), 0
+        breath, size = Breath(), 0
         with contained(f"model {model.name}"):
             async with aclosing(self._stream(model, request)) as chunks:
                 async for chunk in chunks:
-                    if clock() - breath > BREATH:
+                    if breath.due():
                         await asyncio.sleep(0)
-                        breath = clock()
                     if isinstance(chunk, ModelResponse):
                         response = chunk
                         break
@@ -199,6 +200,33 @@ class Answer:
             else:
                 reason = f"another attempt after {self._why}"
                 self._writer.rewind(action.text, action.reasoning, reason=reason, attempt=self._attempt)
+
+
+class Breath:
+    """Tells when a stream has to let others work: those that wait for something by themselves do so all the time."""
+
+    __slots__ = ("_loop", "_others_worked", "_since")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin(self._loop.time())
+
+    def due(self) -> bool:
+        """Return True, and begin anew, once nobody else could work for ``BREATH`` seconds."""
+        now = self._loop.time()
+        if now - self._since <= BREATH:
+            return False
+        due = not self._others_worked
+        self._begin(now)
+        return due
+
+    def _begin(self, now: float) -> None:
+        self._since = now
+        self._others_worked = False
+        self._loop.call_soon(self._worked)
+
+    def _worked(self) -> None:
+        self._others_worked = True
 
 
 def _too_long(model: ChatModel) -> ModelError:

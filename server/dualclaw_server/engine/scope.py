@@ -93,15 +93,17 @@ class Scope:
         tools = agent.all_tools
         if agent.transfer_to and trace.parent is None:
             tools = (*tools, transfer_tool(agent.transfer_to, agent.texts))
-        config = RunConfig(agent.instructions, tools, segment.model_of(agent, trace), limits, agent.strategy)
-        scope = cls(segment, agent, trace, chain, config, nodes)  # what interceptors reach meanwhile
+        plain = RunConfig(agent.instructions, tools, segment.model_of(agent, trace), limits, agent.strategy)
+        scope = cls(segment, agent, trace, chain, plain, nodes)  # what interceptors reach meanwhile
         try:
-            config = await chain.before_agent(trace, config)
+            config = await chain.before_agent(trace, plain)
+            if config is not plain:
+                scope = cls(segment, agent, trace, chain, config, nodes)
         except Suspend as wanted:
             scope.obey(wanted)
-        scope = cls(segment, agent, trace, chain, config, nodes)
-        names = [tool.name for tool in scope.tools]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        if len(scope.tools_by_name) < len(scope.tools):
+            names = [tool.name for tool in scope.tools]
+            repeated = sorted({name for name in names if names.count(name) > 1})
             raise EngineError("INTERNAL", f"Agent {agent.name} was given several tools named {', '.join(repeated)}.")
         return scope
 

@@ -10,7 +10,7 @@ and keeps nothing of any: what must be known later goes into the checkpoint (``s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from dualclaw import StopReason
 from dualclaw_server.engine.checkpoint import Stage
@@ -42,7 +42,9 @@ class BringsTools(Protocol):
 
 def tools_of(strategy: Strategy | None, texts: Texts) -> tuple[Tool, ...]:
     """Return the tools a strategy brings."""
-    return tuple(strategy.tools_in(texts)) if isinstance(strategy, BringsTools) else ()
+    if not hasattr(strategy, "tools_in"):  # to ask a protocol takes long, and every run asks
+        return ()
+    return tuple(cast("BringsTools", strategy).tools_in(texts))
 
 
 class Chat:

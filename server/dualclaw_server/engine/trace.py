@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dualclaw import Message, Role, RunOptions, Usage
 from dualclaw_server.engine.checkpoint import Checkpoint, Question, RunRecord
+from dualclaw_server.engine.history import History, calls_of
 from dualclaw_server.engine.model import ChatModel, ModelRequest, ModelResponse
 from dualclaw_server.engine.session import Values
 from dualclaw_server.engine.store import Loaded, RunKey, RunMessage
@@ -83,14 +84,14 @@ class Trace:
         """Limits of the agent in this segment; None until its shape is made."""
         self.mask: Callable[[object], object] = _as_it_is
         """Makes JSON data such as people may see it, by every interceptor of the agent."""
-        self._history = tuple(history)
+        self._history = history if isinstance(history, History) else History(history)
         self._own = {item.position: item.message for item in messages}
         self._asides = {item.position for item in messages if item.scope == ASIDE}
         self._call_ids: set[str] | None = None
         root = self.root.checkpoint
         root.next_position = max([root.next_position, *(position + 1 for position in self._own)])
         if parent is not None:
-            self.root.call_ids().update(*map(_calls_of, self._own.values()))
+            self.root.call_ids().update(*map(calls_of, self._own.values()))
 
     @classmethod
     def of_run(cls, loaded: Loaded, record: RunRecord, checkpoint: Checkpoint, history: Sequence[Message]) -> Trace:
@@ -183,6 +184,11 @@ class Trace:
 
     # Messages
 
+    @property
+    def settled(self) -> int:
+        """How many messages of the context, from its first, the conversation's next run is given again."""
+        return 0 if self.checkpoint.HasField("context") else len(self._history)
+
     def context(self) -> list[Message]:
         """Return what the next model call gets: all messages in order, or what the context was rewritten to."""
         if not self.checkpoint.HasField("context"):
@@ -236,12 +242,12 @@ class Trace:
         """Return every tool call id that is taken in this run and its conversation."""
         root = self.root
         if root._call_ids is None:
-            root._call_ids = set().union(*map(_calls_of, (*root._history, *root._own.values())))
+            root._call_ids = set(root._history.call_ids).union(*map(calls_of, root._own.values()))
         return root._call_ids
 
     def take_call_ids(self, messages: Iterable[Message]) -> None:
         """Count the calls in messages of sub-agents among those whose ids are taken."""
-        self.call_ids().update(*map(_calls_of, messages))
+        self.call_ids().update(*map(calls_of, messages))
 
     def reserve(self, count: int = 1) -> int:
         """Reserve places for ``count`` messages and return the first."""
@@ -261,7 +267,7 @@ class Trace:
         """Put a message at a reserved place; returns it as the store takes it."""
         self._own[position] = message
         if self.root._call_ids is not None:
-            self.root._call_ids |= _calls_of(message)
+            self.root._call_ids |= calls_of(message)
         return RunMessage(position, message, self.call_id)
 
     def put_aside(self, message: Message) -> RunMessage:
@@ -321,7 +327,3 @@ class Trace:
 
 def _as_it_is(value: object) -> object:
     return value
-
-
-def _calls_of(message: Message) -> set[str]:
-    return {part.tool_call.id for part in message.parts if part.WhichOneof("part") == "tool_call"}

@@ -8,6 +8,8 @@ Rules
   process drains. Only to cancel a run its agent is not needed: it may be gone for good.
 - What cannot be worked on is tried again after a delay that grows (``backoff``), so a full disk or a missing agent
   makes no busy loop.
+- Whoever claims a run while its last writer still writes is refused, though the run is its own: it looks again soon
+  (``_CONTENDED``), for nothing has failed. Who is refused because it has lost the run puts nothing back.
 - A run whose lease is lost is dropped: its calls under way are abandoned, and nothing is started for it any more
   (``lease``). Interceptors are told "put_back", for somebody goes on with the run.
 - A run that has been recovered MAX_RECOVERIES times without getting any further takes its worker down every time; it
@@ -20,8 +22,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from dualclaw import DisconnectPolicy, RunState, StopReason
 from dualclaw.errors import EngineError
@@ -37,18 +40,20 @@ from dualclaw_server.engine.parked import Parked, Transferred
 from dualclaw_server.engine.resume import take_answers
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
-from dualclaw_server.engine.store import FINAL, Claim, Loaded, RunKey, RunStore, StoreError
+from dualclaw_server.engine.store import FINAL, Claim, Fenced, InboxSignal, RunKey, RunStore, StoreError
 from dualclaw_server.engine.takeover import Takeover
+from dualclaw_server.engine.watch import Watch
 
 log = logging.getLogger(__name__)
 
 MAX_RECOVERIES = 16
 RETRY = FIRST
 """Seconds before an item that cannot be worked on now is delivered again, the first time."""
+_CONTENDED, _CONTENDED_MOST = 0.1, 5.0
+"""Seconds before a run that another writer was faster at is looked at again; the first time, and at most."""
 _CLAIM_WAIT = 5.0
 _CLAIM_RETRY = 1.0
 _CLAIM_RETRY_MOST = 30.0
-_INBOX_RETRY = 1.0
 _LOOK = 0.5
 """Seconds between two looks at the leases of runs at work."""
 _STOP_TIMEOUT = 10.0
@@ -59,9 +64,12 @@ class _Work:
     """A run this process works on."""
 
     claim: Claim
-    signalled: asyncio.Event = field(default_factory=asyncio.Event)
+    signalled: bool = False
+    """True once something has reached the run's inbox."""
     segment: Segment | None = None
     """What is at work; None: nothing yet."""
+    watch: Watch | None = None
+    """What its agent can be ended by; None: it is not at work."""
 
 
 class Worker:
@@ -92,6 +100,7 @@ class Worker:
         self._agents = agents
         self._name = name
         self._backoff = Backoff(retry)
+        self._contended = Backoff(_CONTENDED, _CONTENDED_MOST)
         self._begun = begun
         self._ended = ended
         self._capacity = asyncio.Semaphore(capacity)
@@ -107,18 +116,22 @@ class Worker:
 
     async def serve(self) -> None:
         """Claim and work on runs until drained or cancelled."""
-        while not self._draining.is_set():
-            await self._capacity.acquire()
-            claim = None
-            try:
-                claim = await self._next_claim()
-            finally:
-                if claim is None:
-                    self._capacity.release()
-            if claim is not None:
-                task = asyncio.create_task(self._work(claim), name=f"run {claim.key.run_id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._worked)
+        stopping = asyncio.create_task(self._draining.wait(), name="drain")
+        try:
+            while not self._draining.is_set():
+                await self._capacity.acquire()
+                claim = None
+                try:
+                    claim = await self._next_claim(stopping)
+                finally:
+                    if claim is None:
+                        self._capacity.release()
+                if claim is not None:
+                    task = asyncio.create_task(self._work(claim), name=f"run {claim.key.run_id}")
+                    self._tasks.add(task)
+                    task.add_done_callback(self._worked)
+        finally:
+            stopping.cancel()
 
     async def drain(self, grace: float) -> None:
         """Claim no more, give runs ``grace`` seconds to end, then put the rest back for another process."""
@@ -130,10 +143,9 @@ class Worker:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_STOP_TIMEOUT)
 
-    async def _next_claim(self) -> Claim | None:
+    async def _next_claim(self, stopping: asyncio.Task[Literal[True]]) -> Claim | None:
         """Return the next item; None when there is none, or when the process drains."""
         claiming = asyncio.ensure_future(self._store.claim("default", self._name, _CLAIM_WAIT))
-        stopping = asyncio.ensure_future(self._draining.wait())
         taken = False
         try:
             await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +161,6 @@ class Worker:
                 await asyncio.wait_for(asyncio.shield(stopping), delay)
             return None
         finally:
-            stopping.cancel()
             if not taken:
                 await self._give_back(claiming)
 
@@ -190,6 +201,9 @@ class Worker:
         except LeaseLost as error:
             again = 0.0
             log.warning("run %s is dropped: %s", key.run_id, error)
+        except Fenced as error:
+            again = self._contended.delay(key)
+            log.warning("run %s is put back for %g s, for another writer was faster: %s", key.run_id, again, error)
         except StoreError as error:
             again = self._backoff.delay(key)
             log.warning("run %s is put back for %g s: %r", key.run_id, again, error)
@@ -205,6 +219,7 @@ class Worker:
                 del self._works[key]
         if again is None:
             self._backoff.forget(key)
+            self._contended.forget(key)
             self._ended(key)
             await _settle(key, claim.ack())
         else:
@@ -231,30 +246,33 @@ class Worker:
             self._begun(claim.key)
         segment, begins = await self._takeover.take(claim, loaded, record, checkpoint)
         work.segment = segment
+        unread = loaded.unread
+        del loaded, record, checkpoint  # a run may be at work for long, and only its beginning needs them here
         try:
-            await self._drive(segment, work, loaded, begins=begins)
+            await self._drive(segment, work, unread, begins=begins)
         finally:
             segment.writer.close()
         return None
 
-    async def _drive(self, segment: Segment, work: _Work, loaded: Loaded, *, begins: bool) -> None:
+    async def _drive(self, segment: Segment, work: _Work, unread: Sequence[InboxSignal], *, begins: bool) -> None:
         """Run the agent to its end, or to a question, a cancel, or the end of its time."""
-        if find_cancel(loaded.unread) is not None:
-            segment.signals = [signal.signal_id for signal in loaded.unread]
+        if find_cancel(unread) is not None:
+            segment.signals = [signal.signal_id for signal in unread]
             await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
             return
         if segment.trace.checkpoint.recoveries > MAX_RECOVERIES:
             await _give_up(segment)
             return
-        if begins or questions.open_items(segment.trace.checkpoint) or resumes_in(loaded.unread):
+        if begins or questions.open_items(segment.trace.checkpoint) or resumes_in(unread):
             await take_answers(segment, self._store)
             if begins and questions.open_items(segment.trace.checkpoint):
                 await segment.park()
                 return
-        shaped = asyncio.Event()
-        running = asyncio.create_task(_work_agents(segment, shaped), name="strategy")
-        watching = asyncio.create_task(self._wait_for_cancel(work), name="inbox")
-        clock = asyncio.create_task(_time_up(segment, shaped), name="clock")
+        watch = work.watch = Watch(self._store, segment)
+        running = asyncio.create_task(_work_agents(segment, watch), name="strategy")
+        running.add_done_callback(watch.ended)
+        if work.signalled:
+            watch.signal()
 
         def lost(error: BaseException) -> None:
             segment.stopping = "put_back"
@@ -264,21 +282,23 @@ class Worker:
 
         segment.writer.on_failure = lost
         try:
-            await asyncio.wait({running, watching, clock}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done() and not running.done():
-                segment.signals += watching.result()
+            end = await watch.end()
+            if running.done():
+                await self._conclude(segment, running)
+            elif end == "cancelled":
+                segment.signals += watch.signals
                 segment.stopping = "cancelled"
                 await _stop(running)
                 await segment.halt(StopReason.STOP_REASON_CANCELLED, segment.texts.cancelled)
-            elif not running.done():
+            else:
                 segment.stopping = "budget_exceeded"
                 await _stop(running)
                 await segment.halt(StopReason.STOP_REASON_BUDGET_EXCEEDED, segment.texts.wall_time)
-            else:
-                await self._conclude(segment, running)
         finally:
+            work.watch = None
+            watch.close()
             segment.stopping = segment.stopping or "put_back"
-            await _stop(clock, watching, running)
+            await _stop(running)
 
     async def _conclude(self, segment: Segment, running: asyncio.Task[StopReason.ValueType]) -> None:
         """End the segment the way its agent ended."""
@@ -308,21 +328,6 @@ class Worker:
                     EngineError("INTERNAL", f"The engine failed on this run; its log has more under trace {trace_id}.")
                 )
 
-    async def _wait_for_cancel(self, work: _Work) -> list[str]:
-        """Return, once the run is asked to end, the ids of the signals that say so."""
-        while True:
-            await work.signalled.wait()
-            work.signalled.clear()
-            try:
-                loaded = await self._store.load(work.claim.key)
-            except StoreError as error:  # a read that failed is no reason to give up a run at work
-                log.warning("the inbox of run %s cannot be read: %r", work.claim.key.run_id, error)
-                await asyncio.sleep(_INBOX_RETRY)
-                work.signalled.set()
-                continue
-            if find_cancel(loaded.unread) is not None:
-                return [signal.signal_id for signal in loaded.unread]
-
     def _look_later(self) -> None:
         """See that leases are looked at while there is work."""
         if self._looking is None:
@@ -341,7 +346,9 @@ class Worker:
     def _on_signal(self, key: RunKey) -> None:
         work = self._works.get(key)
         if work is not None:
-            work.signalled.set()
+            work.signalled = True
+            if work.watch is not None:
+                work.watch.signal()
 
 
 async def _settle(key: RunKey, settling: Awaitable[None]) -> None:
@@ -358,15 +365,6 @@ def _at_work(segment: Segment) -> str:
     return ", ".join(state.call.name for state in calls if state.phase == CallPhase.CALL_PHASE_STARTED)
 
 
-async def _time_up(segment: Segment, shaped: asyncio.Event) -> None:
-    """Return when the run's time is over; ``shaped`` says that another agent, or another limit, counts from now on."""
-    while (left := segment.seconds_left()) > 0:
-        shaped.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                await shaped.wait()
-
-
 async def _give_up(segment: Segment) -> None:
     """End a run that takes every worker down, in the plainest way if the usual one does it."""
     error = EngineError("INTERNAL", "The run was given up after too many restarts of its engine.")
@@ -379,12 +377,12 @@ async def _give_up(segment: Segment) -> None:
         await segment.fail_plainly(error)
 
 
-async def _work_agents(segment: Segment, shaped: asyncio.Event) -> StopReason.ValueType:
+async def _work_agents(segment: Segment, watch: Watch) -> StopReason.ValueType:
     """Have the agent in control work, and whoever it hands over to after it."""
     trace = segment.trace
     while True:
         segment.scope = scope = await Scope.open(segment, segment.agent, trace)
-        shaped.set()
+        watch.set_clock()
         try:
             return await scope.run()
         except Transferred as transferred:
@@ -394,17 +392,12 @@ async def _work_agents(segment: Segment, shaped: asyncio.Event) -> StopReason.Va
             segment.save()
 
 
-async def _stop(*tasks: asyncio.Task[object]) -> None:
-    """Cancel tasks and wait until they have ended, whatever with; one that does not obey is left behind.
-
-    All are cancelled before the first wait, for that may be where the one who waits is cancelled in turn.
-    """
-    for task in tasks:
-        task.cancel()
-    if waiting := {task for task in tasks if not task.done()}:
-        await asyncio.wait(waiting, timeout=_STOP_TIMEOUT)
-    for task in tasks:
-        if not task.done():
-            log.error("task %s ignores its cancellation and is left behind", task.get_name())
-        elif not task.cancelled():
-            task.exception()
+async def _stop(task: asyncio.Task[object]) -> None:
+    """Cancel a task and wait until it has ended, whatever with; one that does not obey is left behind."""
+    task.cancel()
+    if not task.done():
+        await asyncio.wait({task}, timeout=_STOP_TIMEOUT)
+    if not task.done():
+        log.error("task %s ignores its cancellation and is left behind", task.get_name())
+    elif not task.cancelled():
+        task.exception()

@@ -73,38 +73,40 @@ class Calls:
         self._open += 1
         self._idle.clear()
         try:
-            return await self._answer(context, handle)
+            metadata = tuple(context.invocation_metadata() or ())
+            trace = trace_parent(metadata)
+            try:
+                return await handle(Call(self._access.caller(metadata), trace))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    context.set_code(_why_cancelled(context))  # for the span; the client has its own code already
+                    raise
+                where = {"trace_id": trace.trace_id}
+                _log.error("a cancellation from inside reached the rpc", extra=where, exc_info=True)
+                refusal = _internal(trace)
+            except grpc.aio.BaseError:  # the transport takes no more: the client is gone
+                context.set_code(grpc.StatusCode.CANCELLED)
+                await asyncio.sleep(_GONE)  # its cancellation is on the way; raising before would be logged as a fault
+                raise
+            except Exception as error:
+                refusal = self._refusal(error, trace)
+            status = status_of(self._redacted(refusal))  # its text is cut to what trailers can carry
+            trailing = ((DETAILS_KEY, status.SerializeToString()),)
+            return await context.abort(code_of(refusal.reason), status.message, trailing)
         finally:
             self._open -= 1
             if not self._open:
                 self._idle.set()
 
-    async def _answer(self, context: Context, handle: Callable[[Call], Awaitable[T]]) -> T:
-        metadata = tuple(context.invocation_metadata() or ())
-        trace = trace_parent(metadata)
-        try:
-            return await handle(Call(self._access.caller(metadata), trace))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                context.set_code(_why_cancelled(context))  # for the span; the client has its own code already
-                raise
-            _log.error("a cancellation from inside reached the rpc", extra={"trace_id": trace.trace_id}, exc_info=True)
-            refusal = _internal(trace)
-        except grpc.aio.BaseError:  # the transport takes no more: the client is gone
-            context.set_code(grpc.StatusCode.CANCELLED)
-            await asyncio.sleep(_GONE)  # its cancellation is on the way; raising before would be logged as a fault
-            raise
-        except EngineError as error:
-            refusal = error
-        except StoreError as error:
-            refusal = self._store_failed(error, trace)
-        except Exception:
-            _log.exception("an rpc failed unforeseen", extra={"trace_id": trace.trace_id})
-            refusal = _internal(trace)
-        status = status_of(self._redacted(refusal))  # its text is cut to what trailers can carry
-        trailing = ((DETAILS_KEY, status.SerializeToString()),)
-        return await context.abort(code_of(refusal.reason), status.message, trailing)
+    def _refusal(self, error: Exception, trace: TraceParent) -> EngineError:
+        """Return an error as the client is told it; what nobody foresaw goes to the log."""
+        if isinstance(error, EngineError):
+            return error
+        if isinstance(error, StoreError):
+            return self._store_failed(error, trace)
+        _log.error("an rpc failed unforeseen", extra={"trace_id": trace.trace_id}, exc_info=error)
+        return _internal(trace)
 
     def _store_failed(self, error: StoreError, trace: TraceParent) -> EngineError:
         _log.error("the store failed: %r", error, extra={"trace_id": trace.trace_id})

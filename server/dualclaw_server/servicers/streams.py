@@ -13,7 +13,8 @@ Rules:
   by then, then says that this server goes away.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, closing
 from typing import Literal
 
@@ -46,21 +47,21 @@ class Streams:
         self._patience = patience
         self._message_bytes = message_bytes
         self._waiting: set[Deadline] = set()
-        self._over = False
+        self._over = asyncio.Event()
 
     def end(self) -> None:
         """Have every stream end once it has sent what is committed by now."""
-        self._over = True
+        self._over.set()
         for limit in self._waiting:
             limit.expire()
 
-    async def segment(self, context: Context, head: Head, first_seq: int) -> None:
+    def segment(self, context: Context, head: Head, first_seq: int) -> Awaitable[None]:
         """Send the segment that begins at ``first_seq``, up to its terminal event.
 
         Raises:
             EngineError: SLOW_CLIENT, STORE_UNAVAILABLE when the server stops.
         """
-        await self._send(context, head.key, first_seq - 1, "segment")
+        return self._send(context, head.key, first_seq - 1, "segment")
 
     async def log(self, context: Context, head: Head, after: int, *, wait: bool) -> None:
         """Send every event after ``after``: over all segments there are, and with ``wait`` until the run is final.
@@ -75,10 +76,18 @@ class Streams:
     async def _send(self, context: Context, key: RunKey, after: int, until: Until) -> None:
         with closing(Deadline()) as limit:
             async with aclosing(self._store.follow(key, after)) as batches:
-                while not self._over:
-                    frames = await self._next(batches, limit)
-                    if frames is None:
+                while not self._over.is_set():
+                    self._waiting.add(limit)
+                    try:
+                        frames = await limit.wait(anext(batches))
+                    except StopAsyncIteration:  # the store was closed
                         break
+                    except TimeoutError:
+                        if not self._over.is_set():
+                            raise
+                        break
+                    finally:
+                        self._waiting.discard(limit)
                     if await self._deliver(context, key, frames, until, limit):
                         return
                     after = frames[-1].last_seq
@@ -88,53 +97,48 @@ class Streams:
                 after = frames[-1].last_seq
         raise EngineError("STORE_UNAVAILABLE", "this server is shutting down; attach again", retry_after=1.0)
 
-    async def _next(self, batches: AsyncGenerator[Sequence[Frame], None], limit: Deadline) -> Sequence[Frame] | None:
-        """Return the next frames; None when the server stops."""
-        self._waiting.add(limit)
-        try:
-            return await limit.wait(anext(batches))
-        except StopAsyncIteration:  # the store was closed
-            return None
-        except TimeoutError:
-            if not self._over:
-                raise
-            return None
-        finally:
-            self._waiting.discard(limit)
-
     async def _deliver(
         self, context: Context, key: RunKey, frames: Sequence[Frame], until: Until, limit: Deadline
     ) -> bool:
         """Send frames; True when the stream is over with them."""
         if until == "segment":
-            last = next((number for number, frame in enumerate(frames) if frame.ends_segment), None)
-            await self._write_all(context, frames if last is None else frames[: last + 1], limit)
-            return last is not None
-        await self._write_all(context, frames, limit)
-        newest = frames[-1]
-        if not (newest.ends_segment or newest.state in FINAL):
-            return False
-        return _nothing_follows(await self._store.head(key), newest.last_seq, until)
-
-    async def _write_all(self, context: Context, frames: Sequence[Frame], limit: Deadline) -> None:
-        bodies: list[bytes] = []
-        size = 0
-        for frame in frames:
-            if bodies and size + len(frame.body) > self._message_bytes:
-                await self._write(context, bodies, limit)
-                bodies, size = [], 0
-            bodies.append(frame.body)
-            size += len(frame.body)
-        await self._write(context, bodies, limit)
-
-    async def _write(self, context: Context, bodies: Sequence[bytes], limit: Deadline) -> None:
-        message = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            frames = _one_segment(frames)
         try:
-            await limit.wait(context.write(message), limit.now() + self._patience)
+            for message in self._messages(frames):
+                await limit.wait(context.write(message), limit.now() + self._patience)
         except TimeoutError:
             raise EngineError(
                 "SLOW_CLIENT", f"the client read nothing for {self._patience:g} s; attach again", retry_after=0
             ) from None
+        newest = frames[-1]
+        if until == "segment":
+            return newest.ends_segment
+        if not (newest.ends_segment or newest.state in FINAL):
+            return False
+        return _nothing_follows(await self._store.head(key), newest.last_seq, until)
+
+    def _messages(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+        """Return the frames' bodies, joined as far as a message may be long."""
+        if len(frames) == 1:
+            return (frames[0].body,)
+        messages: list[bytes] = []
+        bodies: list[bytes] = []
+        size = 0
+        for frame in frames:
+            if bodies and size + len(frame.body) > self._message_bytes:
+                messages.append(b"".join(bodies))
+                bodies, size = [], 0
+            bodies.append(frame.body)
+            size += len(frame.body)
+        return [*messages, b"".join(bodies)]
+
+
+def _one_segment(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames up to the first one that ends a segment."""
+    for number, frame in enumerate(frames, 1):
+        if frame.ends_segment:
+            return frames[:number]
+    return frames
 
 
 def check_position(head: Head, after: int) -> None:

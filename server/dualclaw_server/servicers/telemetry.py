@@ -13,7 +13,6 @@ belongs to the trace its caller named, or to a new random one.
 # ruff: noqa: PLC0415  # see above
 
 import re
-import secrets
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ import grpc
 from opentelemetry import trace
 
 from dualclaw_server.engine.caller import TraceParent
+from dualclaw_server.engine.ids import new_trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -79,7 +79,7 @@ def trace_parent(metadata: Iterable[tuple[str, str | bytes]]) -> TraceParent:
         parent = parse_traceparent(named[0])
         if parent is not None:
             return parent
-    return TraceParent(secrets.token_hex(16))
+    return TraceParent(new_trace_id())
 
 
 def parse_traceparent(value: str) -> TraceParent | None:

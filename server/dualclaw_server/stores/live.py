@@ -142,18 +142,28 @@ class Live:
         """Return the runs that have followers; may be called from any thread."""
         return list(self._subscribers)
 
+    def follows(self, key: RunKey) -> bool:
+        """Return whether a run has followers; may be called from any thread."""
+        return key in self._subscribers
+
     def followers(self, key: RunKey) -> int:
         """Return how many follow a run."""
         return len(self._subscribers.get(key, ()))
 
-    async def follow(self, key: RunKey, after: int, read: ReadFrames) -> AsyncGenerator[Sequence[Frame], None]:
+    async def follow(
+        self, key: RunKey, after: int, read: ReadFrames, at_end: Callable[[], bool] | None = None
+    ) -> AsyncGenerator[Sequence[Frame], None]:
         """Yield frames with events after seq ``after``, stored ones, then live ones, without gap or repeat.
+
+        ``at_end`` may tell, when the first frames are asked for, that the log is known to end at ``after``.
 
         Raises:
             Unavailable: the store was closed.
         """
         subscriber = Subscriber(self._max_pending)
         self._subscribers.setdefault(key, {})[subscriber] = None
+        if at_end is not None and at_end():
+            subscriber.behind = False
         try:
             while True:
                 if subscriber.closed:
@@ -161,8 +171,8 @@ class Live:
                 if subscriber.behind:
                     # From here on live frames gather; a frame that is in both is dropped by its seq.
                     subscriber.behind = False
-                    frames, at_end = await self._reads.get(key, after, read)
-                    if not at_end:
+                    frames, complete = await self._reads.get(key, after, read)
+                    if not complete:
                         subscriber.fall_behind()
                 else:
                     frames = _later(subscriber.take(), after)

@@ -1,7 +1,8 @@
 """MemoryStore: the reference. Everything in plain dictionaries, every method whole between two awaits.
 
 It is what the other stores are compared with, so it does the obvious thing everywhere; nothing survives
-the process. Protobuf messages are kept as bytes, so a caller who changes one afterwards changes nothing here.
+the process. Protobuf messages are kept as bytes, so a caller who changes one afterwards changes nothing here
+(what ``history`` gives is never changed by anyone, see ``histories``).
 Leases have no clock: whoever could take over lives in the same process, and its death ends everything. To
 operators each looks as if it had just been renewed.
 """
@@ -12,8 +13,10 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from itertools import islice
 
 from dualclaw import BusyPolicy, Conversation, Message, Run, RunState
+from dualclaw_server.engine.history import History
 from dualclaw_server.engine.store import (
     FINAL,
     MAX_QUEUED,
@@ -31,6 +34,7 @@ from dualclaw_server.engine.store import (
 )
 from dualclaw_server.stores import records
 from dualclaw_server.stores.bell import Bell
+from dualclaw_server.stores.histories import Histories
 from dualclaw_server.stores.live import MAX_PENDING, Live
 from dualclaw_server.stores.memory_state import (
     StoredConversation,
@@ -56,6 +60,7 @@ class MemoryStore:
         self._live = Live(max_pending)
         self._bell = Bell(clock)
         self._work = Work(clock, self._bell)
+        self._histories = Histories()
         self._callbacks: list[Callable[[RunKey], None]] = []
         self._opened = False
         self._numbers = 0
@@ -383,12 +388,17 @@ class MemoryStore:
     async def history(self, tenant: str, conversation_id: str, before_run: str) -> Sequence[Message]:
         """Return all messages of a conversation that came before the given run became active."""
         conversation = self._conversation(tenant, conversation_id)
-        before = self._run(RunKey(tenant, before_run)).activation
-        return [
-            Message.FromString(body)
-            for (activation, _), body in sorted(conversation.messages.items())
-            if not before or activation < before
-        ]
+        run = self._run(RunKey(tenant, before_run))
+        place, active = run.activation, run.activation and conversation.active is run
+        known = self._histories.find(conversation.number, place) if active else None
+        # What is settled was there before anything that came later, so it stands at the beginning.
+        later = islice(conversation.messages.items(), known.count if known is not None else 0, None)
+        bodies = [body for (at, _), body in sorted(later) if not place or at < place]
+        added = History(map(Message.FromString, bodies))
+        if not active:
+            return added
+        count = len(added) + (known.count if known is not None else 0)
+        return self._histories.keep(conversation.number, known, place, count, added, sum(map(len, bodies)))
 
     async def delete_conversation(self, tenant: str, conversation_id: str) -> None:
         """Delete a conversation, its messages, runs and request ids."""

@@ -20,10 +20,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from dualclaw import Conversation, Message, Run, RunState
+from dualclaw_server.engine.history import History
 from dualclaw_server.engine.store import (
     Answers,
     Claim,
@@ -40,9 +42,11 @@ from dualclaw_server.engine.store import (
 )
 from dualclaw_server.stores import sqlite_read, sqlite_retention, sqlite_work, sqlite_write
 from dualclaw_server.stores.bell import Bell
+from dualclaw_server.stores.histories import Histories
 from dualclaw_server.stores.live import MAX_PENDING, Live
 from dualclaw_server.stores.records import LEASE, Clock
 from dualclaw_server.stores.sqlite_file import BUSY_TIMEOUT, connect, prepare, prepare_writer, settle, store_error
+from dualclaw_server.stores.sqlite_fresh import FreshRuns
 from dualclaw_server.stores.sqlite_leases import MAX_STALL, Heart, SqliteClaim
 from dualclaw_server.stores.sqlite_operations import Append, Call
 from dualclaw_server.stores.sqlite_owners import OwnerLocks, PipeBell
@@ -64,6 +68,8 @@ class _File:
     pipe: PipeBell
     beating: sqlite3.Connection
     watching: sqlite3.Connection
+    inbox: int
+    """Number of the newest signal in it."""
     undo: ExitStack
 
 
@@ -130,6 +136,8 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._live = Live(max_pending)
         self._bell = Bell(clock)
+        self._histories = Histories()
+        self._fresh = FreshRuns(self._alone_since)
         self._callbacks: list[Callable[[RunKey], None]] = []
         self._parts: _Parts | None = None
         self._changing = asyncio.Lock()
@@ -176,6 +184,7 @@ class SqliteStore:
                 tx = Transaction(writing, self._clock, 0)
                 tx.begin(full=False)
                 sqlite_work.register(tx, locks)
+                (inbox,) = writing.execute("SELECT coalesce(max(id), 0) FROM inbox").fetchone()
                 tx.flush()
                 tx.commit()
             except sqlite3.Error as error:
@@ -183,13 +192,13 @@ class SqliteStore:
             except OSError as error:
                 raise Unavailable(f"{self._path} cannot be opened: {error}") from error
             pipe.ring()
-            return _File(tx, locks, pipe, beating, watching, undo.pop_all())
+            return _File(tx, locks, pipe, beating, watching, inbox, undo.pop_all())
 
     def _start(self, file: _File) -> _Parts:
         writer = Writer(file.tx, self._tell, self._gather)
         heart = Heart(file.beating, self._clock, self._lease, self._max_stall)
-        interests = Interests(self._live.followed, heart.held, self._bell.awaited)
-        peers = Peers(file.watching, file.tx.owner, file.locks, file.pipe, interests, self._tell_news)
+        interests = Interests(self._live.followed, self._live.follows, heart.holds, self._bell.awaited)
+        peers = Peers(file.watching, file.tx.owner, file.inbox, file.locks, file.pipe, interests, self._tell_news)
         parts = _Parts(file.tx.owner, writer, Readers(self._path), heart, peers, file.locks, file.pipe)
         for part in (writer, heart, peers):
             part.start()
@@ -203,6 +212,7 @@ class SqliteStore:
                 return
             self._live.close()
             self._bell.close()
+            self._fresh.clear()
             parts.heart.finish()
             parts.peers.finish()
             last = Call(partial(sqlite_work.release, owner=parts.owner), full=False, unwanted=None)
@@ -213,20 +223,31 @@ class SqliteStore:
             if (error := last.future.exception()) is not None:
                 log.warning("leases were not released: %s", error)
 
+    def _alone_since(self) -> int | None:
+        return self._parts.peers.period if self._parts is not None else None
+
     def _open_parts(self) -> _Parts:
         if self._parts is None:
             raise Unavailable("the store is not open")
         return self._parts
 
     def _tell(self, effects: Effects) -> None:
+        """Tell what a commit has changed; what is known of fresh runs first, for the others may ask for it."""
         for key, frame in effects.frames:
             self._live.publish(key, frame)
         for key in effects.gone:
             self._live.reread(key)
         for pool, due in effects.ready:
             self._bell.ring_at(pool, due)
-        if effects.taken and self._parts is not None:
-            self._parts.heart.lose(effects.taken)
+        for new, head, begins in effects.created:
+            self._fresh.add(new, head, begins=begins)
+        for key in chain(effects.signals, effects.gone):
+            self._fresh.forget(key)
+        if self._parts is not None:
+            if effects.taken:
+                self._parts.heart.lose(effects.taken)
+            if effects.ended:
+                self._parts.heart.end(effects.ended)
         self._call_back(effects.signals)
 
     def _tell_news(self, news: News) -> None:
@@ -297,13 +318,11 @@ class SqliteStore:
             self._parts.writer.submit(Call(do, full=False, unwanted=None))
 
     async def _ack(self, claim: SqliteClaim) -> None:
-        if self._parts is not None:
-            self._parts.heart.drop(claim)
+        if self._parts is not None and self._parts.heart.drop(claim):
             await self._write(partial(sqlite_work.ack, delivery=claim.delivery))
 
     async def _nak(self, claim: SqliteClaim, delay: float) -> None:
-        if self._parts is not None:
-            self._parts.heart.drop(claim)
+        if self._parts is not None and self._parts.heart.drop(claim):
             await self._write(partial(sqlite_work.nak, delivery=claim.delivery, delay=delay))
 
     def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
@@ -312,6 +331,7 @@ class SqliteStore:
         if self._parts is None:
             future.set_exception(Unavailable("the store is not open"))
         else:
+            self._fresh.appending(key, frame)
             self._parts.writer.submit(Append(key, frame, expect, frame.sync is Sync.FULL, future))
         return future
 
@@ -321,7 +341,10 @@ class SqliteStore:
 
     async def load(self, key: RunKey) -> Loaded:
         """Return what a worker needs to go on."""
-        return await self._open_parts().readers.run(sqlite_read.load, key)
+        parts = self._open_parts()
+        if (loaded := self._fresh.loaded(key)) is not None:
+            return loaded
+        return await parts.readers.run(sqlite_read.load, key)
 
     async def read(self, key: RunKey, after: int, limit: int = 262_144) -> Sequence[Frame]:
         """Return stored frames with events after seq ``after``."""
@@ -332,7 +355,7 @@ class SqliteStore:
 
     def follow(self, key: RunKey, after: int) -> AsyncGenerator[Sequence[Frame], None]:
         """Yield frames with events after seq ``after``: stored ones, then live ones."""
-        return self._live.follow(key, after, self._read)
+        return self._live.follow(key, after, self._read, lambda: after == 0 and self._fresh.silent(key))
 
     async def list_runs(
         self,
@@ -391,7 +414,10 @@ class SqliteStore:
 
     async def history(self, tenant: str, conversation_id: str, before_run: str) -> Sequence[Message]:
         """Return all messages of a conversation that came before the given run became active."""
-        return await self._open_parts().readers.run(sqlite_read.history, tenant, conversation_id, before_run)
+        parts = self._open_parts()
+        if self._fresh.begins(RunKey(tenant, before_run)):
+            return History()
+        return await parts.readers.run(sqlite_read.history, tenant, conversation_id, before_run, self._histories)
 
     async def delete_conversation(self, tenant: str, conversation_id: str) -> None:
         """Delete a conversation, its messages, runs and request ids."""

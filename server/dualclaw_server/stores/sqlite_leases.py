@@ -93,6 +93,8 @@ class Heart:
         self._loop = asyncio.get_running_loop()
         self._ticked = time.monotonic()
         self._held: dict[int, SqliteClaim] = {}
+        self._runs: dict[RunKey, int] = {}
+        """How many claims of a run are held: it may have been lost and claimed anew."""
         self._changed = threading.Condition()
         self._idle = False
         self._closing = False
@@ -107,25 +109,39 @@ class Heart:
         self._ticked = time.monotonic()
         with self._changed:
             self._held[claim.delivery.token] = claim
+            self._runs[claim.key] = self._runs.get(claim.key, 0) + 1
             if self._idle:
                 self._changed.notify()
 
-    def drop(self, claim: SqliteClaim) -> None:
-        """Keep it no longer."""
+    def drop(self, claim: SqliteClaim) -> bool:
+        """Keep it no longer; False when it had been given up already."""
         with self._changed:
-            self._held.pop(claim.delivery.token, None)
+            return self._pop(claim.delivery.token) is not None
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Keep claims no longer that have ended with their run; they are not lost."""
+        with self._changed:
+            for token in tokens:
+                self._pop(token)
 
     def lose(self, tokens: Sequence[int]) -> None:
         """Count claims as lost whose items were taken back; those of other processes are none of ours."""
         with self._changed:
             for token in tokens:
-                if claim := self._held.pop(token, None):
+                if claim := self._pop(token):
                     claim.lose()
 
-    def held(self) -> set[RunKey]:
-        """Return the runs in hand; may be called from any thread."""
-        with self._changed:
-            return {claim.key for claim in self._held.values()}
+    def holds(self, key: RunKey) -> bool:
+        """Return whether a run is in hand; may be called from any thread."""
+        return key in self._runs
+
+    def _pop(self, token: int) -> SqliteClaim | None:
+        claim = self._held.pop(token, None)
+        if claim is not None:
+            self._runs[claim.key] -= 1
+            if not self._runs[claim.key]:
+                del self._runs[claim.key]
+        return claim
 
     def finish(self) -> None:
         """End the thread; every claim still in hand is lost."""
@@ -134,6 +150,7 @@ class Heart:
             for claim in self._held.values():
                 claim.lose()
             self._held.clear()
+            self._runs.clear()
             self._changed.notify()
 
     def join(self) -> None:

@@ -74,6 +74,11 @@ class PipeBell:
         self._own, self._own_end = os.pipe()
         self._pipe = _open_pipe(f"{path}-bell")
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether a newcomer's ring is heard at once; without a pipe one is noticed late."""
+        return self._pipe is not None
+
     def ring(self) -> None:
         """Wake the lone process, if there is one."""
         if self._pipe is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from dualclaw import Conversation, Message, Run, RunState
+from dualclaw_server.engine.history import History
 from dualclaw_server.engine.store import (
     MAX_FRAME_INFOS,
     Frame,
@@ -31,6 +32,7 @@ from dualclaw_server.engine.store import (
     Unavailable,
 )
 from dualclaw_server.stores import records
+from dualclaw_server.stores.histories import Histories
 from dualclaw_server.stores.pages import make_token, page_key, page_length
 from dualclaw_server.stores.sqlite_file import connect, store_error
 from dualclaw_server.stores.sqlite_transaction import DURABLE, ENDS_SEGMENT, HEAD_QUERY, head_of
@@ -310,21 +312,49 @@ def list_messages(
     return Page([Message.FromString(row[2]) for row in rows[:length]], token)
 
 
-def history(connection: sqlite3.Connection, tenant: str, conversation_id: str, before_run: str) -> Sequence[Message]:
+def history(
+    connection: sqlite3.Connection, tenant: str, conversation_id: str, before_run: str, kept: Histories | None = None
+) -> History:
     """Return the messages that came before a run became active; all of them while it waits."""
+    kept = kept or Histories()
     with _snapshot(connection):
         conversation = _conversation_number(connection, tenant, conversation_id)
         row = connection.execute(
-            "SELECT activation FROM runs WHERE tenant = ? AND run_id = ?", (tenant, before_run)
+            "SELECT r.activation, c.active IS r.id FROM runs r, conversations c"
+            " WHERE r.tenant = ? AND r.run_id = ? AND c.id = ?",
+            (tenant, before_run, conversation),
         ).fetchone()
         if row is None:
             raise records.unknown_run()
-        rows = connection.execute(
-            "SELECT body FROM messages WHERE conversation = ? AND visible AND activation < ?"
-            " ORDER BY activation, position",
-            (conversation, row[0] or _LARGEST),
-        ).fetchall()
-    return [Message.FromString(body) for (body,) in rows]
+        place, active = row[0] or _LARGEST, row[0] and row[1]
+        known = kept.find(conversation, place) if active else None
+        if known is not None and _count(connection, conversation, 1, known.place) != known.count:
+            known = None
+        first = known.place if known is not None else 0
+        bodies = [
+            body
+            for (body,) in connection.execute(
+                "SELECT body FROM messages WHERE conversation = ? AND visible AND activation >= ? AND activation < ?"
+                " ORDER BY activation, position",
+                (conversation, first, place),
+            )
+        ]
+        count = _count(connection, conversation, max(first, 1), place) if active else 0
+    added = History(map(Message.FromString, bodies))
+    if not active:
+        return added
+    if known is not None:
+        count += known.count
+    return kept.keep(conversation, known, place, count, added, sum(map(len, bodies)))
+
+
+def _count(connection: sqlite3.Connection, conversation: int, first: int, before: int) -> int:
+    """Return how many messages stand in some places of a conversation; an index alone knows it."""
+    (count,) = connection.execute(
+        "SELECT count(*) FROM messages WHERE conversation = ? AND activation >= ? AND activation < ?",
+        (conversation, first, before),
+    ).fetchone()
+    return int(count)
 
 
 def get_setting(connection: sqlite3.Connection, tenant: str, name: str) -> tuple[bytes, int] | None:

@@ -38,6 +38,7 @@ def resting(tx: Transaction, before: float, limit: int) -> list[int]:
 
 def compact_step(tx: Transaction, run: int) -> bool | None:
     """Drop a part of a run's log; True when that was the last one, None when somebody else did it meanwhile."""
+    tx.flush()
     row = tx.connection.execute(
         "SELECT r.tenant, r.run_id, h.last_seq FROM runs r JOIN heads h ON h.run = r.id"
         " WHERE r.id = ? AND r.rested IS NOT NULL",
@@ -65,6 +66,7 @@ def empty_step(tx: Transaction, key: RunKey) -> bool:
 
 def bury(tx: Transaction, conversation: int) -> None:
     """Make a conversation, its runs and their request ids unknown; their names are free."""
+    tx.flush()
     runs = tx.connection.execute("SELECT tenant, run_id FROM runs WHERE conversation = ?", (conversation,)).fetchall()
     for tenant, run_id in runs:
         tx.forget(RunKey(tenant, run_id))
@@ -80,6 +82,7 @@ def bury(tx: Transaction, conversation: int) -> None:
 
 def buried_step(tx: Transaction) -> bool:
     """Take a part of what is buried away; False when there is nothing more."""
+    tx.flush()
     row = tx.connection.execute("SELECT id FROM conversations WHERE tenant = ? LIMIT 1", (BURIED,)).fetchone()
     if row is None:
         return False
@@ -108,7 +111,7 @@ def shrink_step(tx: Transaction) -> bool:
 def purge(tx: Transaction, run: int, key: RunKey) -> None:
     """Drop all of a run but its messages."""
     tx.forget(key)
-    sqlite_work.drop(tx, run, held_too=True)
+    sqlite_work.drop(tx, run)
     _drop_frames(tx, run, None)
     drop_checkpoint_blob(tx, run)
     for table in ("checkpoints", "inbox", "answers", "requests", "heads"):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dualclaw_server.engine.store import FINAL, RunKey
 from dualclaw_server.stores.records import INTERRUPTED, unknown_run
@@ -85,49 +86,66 @@ def wake(tx: Transaction, key: RunKey, at: float) -> None:
     run, state, pool = row
     if state not in FINAL:
         tx.connection.execute("INSERT OR IGNORE INTO timers (at, run) VALUES (?, ?)", (at, run))
+        tx.timers_changed()
         tx.effects.ready.append((pool, at))
 
 
 def claim(tx: Transaction, pool: str, worker: str, lease: float) -> Delivery | None:
     """Take the item that has been ready the longest; None when nothing is ready."""
     _fire_timers(tx)
-    while (row := _first_ready(tx, pool)) is not None and row[4]:
-        tx.connection.execute("UPDATE work SET ready = ? + lease / 2, warned = 1 WHERE run = ?", (tx.now, row[0]))
-    delivery = None
-    if row is not None:
-        run, tenant, run_id, deliveries, _ = row
-        delivery = Delivery(run, RunKey(tenant, run_id), secrets.randbits(62), deliveries > 0)
-        tx.connection.execute(
-            "UPDATE work SET token = ?, owner = ?, worker = ?, ready = ?, lease = ?, warned = 0,"
-            " deliveries = deliveries + 1, again = 0 WHERE run = ?",
-            (delivery.token, tx.owner, worker, tx.now + lease, lease, run),
-        )
-    due = next_due(tx, pool)
-    if due is not None:
-        tx.effects.ready.append((pool, due))
+    while True:
+        first, later = _first_two(tx, pool)
+        if first is None or first.ready > tx.now:
+            _note_due(tx, pool, first.ready if first is not None else None)
+            return None
+        if not first.beats:
+            break
+        tx.connection.execute("UPDATE work SET ready = ? + lease / 2, warned = 1 WHERE run = ?", (tx.now, first.run))
+    delivery = Delivery(first.run, RunKey(first.tenant, first.run_id), secrets.randbits(62), first.deliveries > 0)
+    until = tx.now + lease
+    tx.connection.execute(
+        "UPDATE work SET token = ?, owner = ?, worker = ?, ready = ?, lease = ?, warned = 0,"
+        " deliveries = deliveries + 1, again = 0 WHERE run = ?",
+        (delivery.token, tx.owner, worker, until, lease, first.run),
+    )
+    _note_due(tx, pool, min(later.ready, until) if later is not None else until)
     return delivery
 
 
-def _first_ready(tx: Transaction, pool: str) -> tuple[int, str, str, int, int] | None:
-    """Return the item that has been ready the longest, last of it 1 if its holder is to have time for another beat."""
-    row: tuple[int, str, str, int, int] | None = tx.connection.execute(
-        "SELECT w.run, r.tenant, r.run_id, w.deliveries, w.token IS NOT NULL AND NOT w.warned"
-        " FROM work w JOIN runs r ON r.id = w.run WHERE w.pool = ? AND w.ready <= ? ORDER BY w.ready, w.run LIMIT 1",
-        (pool, tx.now),
-    ).fetchone()
-    return row
+class _Item(NamedTuple):
+    run: int
+    tenant: str
+    run_id: str
+    deliveries: int
+    ready: float
+    beats: int
+    """1 if its holder is to have time for another beat."""
 
 
-def next_due(tx: Transaction, pool: str) -> float | None:
-    """Return when the next item of a pool may be claimed; None when there is none. A timer counts for all pools."""
-    (item,) = tx.connection.execute("SELECT min(ready) FROM work WHERE pool = ?", (pool,)).fetchone()
-    (timer,) = tx.connection.execute("SELECT min(at) FROM timers").fetchone()
-    times = [time for time in (item, timer) if time is not None]
-    return min(times, default=None)
+def _first_two(tx: Transaction, pool: str) -> tuple[_Item | None, _Item | None]:
+    """Return the items that are, or will be, ready first."""
+    rows = tx.connection.execute(
+        "SELECT w.run, r.tenant, r.run_id, w.deliveries, w.ready, w.token IS NOT NULL AND NOT w.warned"
+        " FROM work w JOIN runs r ON r.id = w.run WHERE w.pool = ? ORDER BY w.ready, w.run LIMIT 2",
+        (pool,),
+    ).fetchall()
+    items = [_Item(*row) for row in rows]
+    return items[0] if items else None, items[1] if len(items) > 1 else None
+
+
+def _note_due(tx: Transaction, pool: str, item: float | None) -> None:
+    """Have claimers told when the next item may be claimed. A timer counts for all pools."""
+    times = [time for time in (item, tx.soonest_timer()) if time is not None]
+    if times:
+        tx.effects.ready.append((pool, min(times)))
 
 
 def _fire_timers(tx: Transaction) -> None:
+    soonest = tx.soonest_timer()
+    if soonest is None or soonest > tx.now:
+        return
     fired = tx.connection.execute("DELETE FROM timers WHERE at <= ? RETURNING run", (tx.now,)).fetchall()
+    tx.timers_changed()
     for run in sorted({run for (run,) in fired}):
         (pool,) = tx.connection.execute("SELECT pool FROM runs WHERE id = ?", (run,)).fetchone()
         make_due(tx, run, pool, FOR_CERTAIN)
@@ -136,30 +154,24 @@ def _fire_timers(tx: Transaction) -> None:
 def ack(tx: Transaction, delivery: Delivery) -> None:
     """End a delivery; nothing happens when its lease was lost."""
     row = tx.connection.execute(
-        "SELECT w.again, w.pool, r.state FROM work w JOIN runs r ON r.id = w.run WHERE w.run = ? AND w.token = ?",
-        (delivery.run, delivery.token),
+        "DELETE FROM work WHERE run = ? AND token = ? RETURNING again, pool", (delivery.run, delivery.token)
     ).fetchone()
-    if row is None:
-        return
-    again, pool, state = row
-    tx.connection.execute("DELETE FROM work WHERE run = ?", (delivery.run,))
-    if again == FOR_CERTAIN or (again == FOR_SIGNAL and (state != INTERRUPTED or _has_unread(tx, delivery.run))):
-        make_due(tx, delivery.run, pool, FOR_CERTAIN)
+    if row is not None and row[0]:
+        again, pool = row
+        (state,) = tx.connection.execute("SELECT state FROM runs WHERE id = ?", (delivery.run,)).fetchone()
+        if again == FOR_CERTAIN or state != INTERRUPTED or _has_unread(tx, delivery.run):
+            make_due(tx, delivery.run, pool, FOR_CERTAIN)
 
 
 def nak(tx: Transaction, delivery: Delivery, delay: float) -> None:
     """Put an item back, for ``FARTHEST`` seconds at most; nothing happens when its lease was lost."""
     row = tx.connection.execute(
-        "SELECT again, pool FROM work WHERE run = ? AND token = ?", (delivery.run, delivery.token)
+        "UPDATE work SET token = NULL, owner = NULL, ready = CASE WHEN again THEN ? ELSE ? END, again = 0"
+        " WHERE run = ? AND token = ? RETURNING pool, ready",
+        (tx.now, tx.now + min(delay, FARTHEST), delivery.run, delivery.token),
     ).fetchone()
-    if row is None:
-        return
-    again, pool = row
-    ready = tx.now if again else tx.now + min(delay, FARTHEST)
-    tx.connection.execute(
-        "UPDATE work SET token = NULL, owner = NULL, ready = ?, again = 0 WHERE run = ?", (ready, delivery.run)
-    )
-    tx.effects.ready.append((pool, ready))
+    if row is not None:
+        tx.effects.ready.append(row)
 
 
 def release(tx: Transaction, owner: int) -> None:
@@ -191,13 +203,32 @@ def _note_taken(tx: Transaction, run: int) -> None:
     tx.effects.taken += [token for (token,) in held]
 
 
-def drop(tx: Transaction, run: int, *, held_too: bool) -> None:
-    """Drop what could still wake a run; its item in hand only with ``held_too``, else that goes with the ack."""
-    if held_too:
-        _note_taken(tx, run)
-    tx.connection.execute("DELETE FROM timers WHERE run = ?", (run,))
-    tx.connection.execute("DELETE FROM work WHERE run = ? AND (token IS NULL OR ?)", (run, held_too))
-    tx.connection.execute("UPDATE work SET again = 0 WHERE run = ?", (run,))
+def end(tx: Transaction, run: int) -> None:
+    """Drop what could still wake a run that is final.
+
+    Its item in this process's hands goes too, and needs no ack any more; one in another's goes with the ack.
+    """
+    _drop_timers(tx, run)
+    row = tx.connection.execute(
+        "DELETE FROM work WHERE run = ? AND (token IS NULL OR owner = ?) RETURNING token", (run, tx.owner)
+    ).fetchone()
+    if row is None:
+        tx.connection.execute("UPDATE work SET again = 0 WHERE run = ?", (run,))
+    elif row[0] is not None:
+        tx.effects.ended.append(row[0])
+
+
+def drop(tx: Transaction, run: int) -> None:
+    """Drop what could still wake a run that is to be purged, in whose hands ever its item is."""
+    _drop_timers(tx, run)
+    _note_taken(tx, run)
+    tx.connection.execute("DELETE FROM work WHERE run = ?", (run,))
+
+
+def _drop_timers(tx: Transaction, run: int) -> None:
+    if tx.soonest_timer() is not None:
+        tx.connection.execute("DELETE FROM timers WHERE run = ?", (run,))
+        tx.timers_changed()
 
 
 def _has_unread(tx: Transaction, run: int) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dualclaw import BusyPolicy
-from dualclaw_server.engine.store import FINAL, MAX_QUEUED, Answers, Created, Frame, NewRun, RunKey
+from dualclaw import BusyPolicy, RunState
+from dualclaw_server.engine.store import FINAL, MAX_QUEUED, Answers, Created, Frame, Head, NewRun, RunKey, RunMessage
 from dualclaw_server.stores import records, sqlite_retention, sqlite_work
 from dualclaw_server.stores.records import INTERRUPTED, QUEUED, RUNNING
 from dualclaw_server.stores.sqlite_transaction import Position, Transaction
+
+_STANDING = """
+    SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'runs'),
+           EXISTS (SELECT 1 FROM runs WHERE tenant = ?1 AND run_id = ?2), c.id, c.active, c.activations
+    FROM (SELECT 1) LEFT JOIN conversations c ON c.tenant = ?1 AND c.conversation_id = ?3
+"""
 
 
 def create(tx: Transaction, new: NewRun) -> Created:
@@ -14,48 +20,52 @@ def create(tx: Transaction, new: NewRun) -> Created:
     connection, tenant = tx.connection, new.key.tenant
     if known := _known(tx, tenant, new.request_id, new.fingerprint):
         return known
-    if tx.position(new.key) is not None:
+    newest, exists, conversation, active, activations = connection.execute(
+        _STANDING, (tenant, new.key.run_id, new.conversation_id)
+    ).fetchone()
+    if exists:
         raise ValueError("a run with this id exists")
-    conversation, active = _conversation(tx, new)
+    if conversation is None and not new.new_conversation:
+        raise records.unknown_conversation()
     rivals = _rivals(tx, new, conversation, active) if active is not None else []
 
-    # Refused no more; from here on everything is written.
+    # Refused no more; from here on everything is written. The number of the run, as AUTOINCREMENT would give it, is
+    # taken beforehand, so that conversation and run are written once, as they are to be.
+    run = (newest or 0) + 1
+    starts = active is None
+    place = (activations or 0) + 1 if starts else 0
     if conversation is None:
-        conversation = _insert(
-            tx,
-            "INSERT INTO conversations (tenant, conversation_id, title, created, updated) VALUES (?, ?, ?, ?, ?)",
-            (tenant, new.conversation_id, new.title, tx.micros, tx.micros),
+        conversation = connection.execute(
+            "INSERT INTO conversations (tenant, conversation_id, title, active, activations, created, updated)"
+            " VALUES (?, ?, ?, ?, 1, ?, ?)",
+            (tenant, new.conversation_id, new.title, run, tx.micros, tx.micros),
+        ).lastrowid
+        assert conversation is not None  # noqa: S101 - an INSERT has one
+    elif starts:
+        connection.execute(
+            "UPDATE conversations SET active = ?, activations = ?, updated = ? WHERE id = ?",
+            (run, place, tx.micros, conversation),
         )
-    run = _insert(
-        tx,
-        "INSERT INTO runs (tenant, run_id, conversation, state, pool, created, record, info)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            tenant,
-            new.key.run_id,
-            conversation,
-            QUEUED,
-            new.pool,
-            tx.micros,
-            new.record,
-            new.run.SerializeToString(),
-        ),
-    )
+    else:
+        connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, conversation))
+    state, info = RUNNING if starts else QUEUED, new.run.SerializeToString()
     connection.execute(
-        "INSERT INTO heads (run, version, last_seq, epoch, updated) VALUES (?, 0, 0, 0, ?)", (run, tx.micros)
+        "INSERT INTO runs (id, tenant, run_id, conversation, state, activation, pool, created, record, info)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (run, tenant, new.key.run_id, conversation, state, place, new.pool, tx.micros, new.record, info),
     )
-    tx.newest_move = (run, 0, 0, 0, tx.micros)
-    connection.execute(
-        "INSERT INTO messages (run, position, conversation, activation, visible, body) VALUES (?, 0, ?, 0, 0, ?)",
-        (run, conversation, new.message.SerializeToString()),
-    )
+    at = Position(run, 0, 0, 0, state, conversation, place, tx.micros, None)
+    tx.place(new.key, at)
+    tx.add_message(at, RunMessage(0, new.message), visible=starts)
     _remember(tx, tenant, new.request_id, run, 1, new.fingerprint)
-    connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, conversation))
-    if active is None:
-        _activate(tx, run, new.key, conversation, new.pool)
+    public = records.public_run(info, state, 0, tx.micros, tx.micros)
+    head = Head(new.key, 0, 0, 0, state, new.conversation_id, public)
+    if starts:
+        sqlite_work.make_due(tx, run, new.pool, sqlite_work.FOR_CERTAIN)
+        tx.effects.created.append((new, head, place == 1))
     for rival, rival_id in rivals:
         signal(tx, RunKey(tenant, rival_id), new.replace_signal, f"replace:{new.key.run_id}", rival)
-    return Created(tx.head(run), 1, existing=False)
+    return Created(head, 1, existing=False)
 
 
 def _known(tx: Transaction, tenant: str, request_id: str, fingerprint: str) -> Created | None:
@@ -82,24 +92,6 @@ def _remember(tx: Transaction, tenant: str, request_id: str, run: int, first_seq
         )
 
 
-def _insert(tx: Transaction, statement: str, values: tuple[object, ...]) -> int:
-    row_id = tx.connection.execute(statement, values).lastrowid
-    assert row_id is not None  # noqa: S101 - an INSERT has one
-    return row_id
-
-
-def _conversation(tx: Transaction, new: NewRun) -> tuple[int | None, int | None]:
-    row = tx.connection.execute(
-        "SELECT id, active FROM conversations WHERE tenant = ? AND conversation_id = ?",
-        (new.key.tenant, new.conversation_id),
-    ).fetchone()
-    if row is not None:
-        return row[0], row[1]
-    if not new.new_conversation:
-        raise records.unknown_conversation()
-    return None, None
-
-
 def _rivals(tx: Transaction, new: NewRun, conversation: int | None, active: int) -> list[tuple[int, str]]:
     """Return the runs REPLACE cancels; none for QUEUE. Refuses what may not wait."""
     waiting = tx.connection.execute(
@@ -116,27 +108,21 @@ def _rivals(tx: Transaction, new: NewRun, conversation: int | None, active: int)
 
 
 def _activate(tx: Transaction, run: int, key: RunKey, conversation: int, pool: str) -> None:
-    """Make a run the active one of its conversation."""
+    """Start a run that has become the active one of its conversation: its messages take their place in it."""
     tx.forget(key)
-    tx.connection.execute("UPDATE runs SET state = ? WHERE id = ?", (RUNNING, run))
     tx.connection.execute("UPDATE heads SET updated = ? WHERE run = ?", (tx.micros, run))
-    tx.connection.execute("UPDATE conversations SET active = ? WHERE id = ?", (run, conversation))
-    _give_place(tx, run, conversation)
-    _show(tx, run)
+    _give_place(tx, run, conversation, RUNNING)
+    tx.show(run)
     sqlite_work.make_due(tx, run, pool, sqlite_work.FOR_CERTAIN)
 
 
-def _show(tx: Transaction, run: int) -> None:
-    """Make a run's messages part of the conversation."""
-    tx.connection.execute("UPDATE messages SET visible = 1 WHERE run = ? AND scope = ''", (run,))
-
-
-def _give_place(tx: Transaction, run: int, conversation: int) -> None:
+def _give_place(tx: Transaction, run: int, conversation: int, state: RunState.ValueType) -> None:
     """Give a run the next place in the order of its conversation."""
+    tx.flush()
     (place,) = tx.connection.execute(
         "UPDATE conversations SET activations = activations + 1 WHERE id = ? RETURNING activations", (conversation,)
     ).fetchone()
-    tx.connection.execute("UPDATE runs SET activation = ? WHERE id = ?", (place, run))
+    tx.connection.execute("UPDATE runs SET state = ?, activation = ? WHERE id = ?", (state, place, run))
     tx.connection.execute("UPDATE messages SET activation = ? WHERE run = ?", (place, run))
 
 
@@ -204,75 +190,66 @@ def append(tx: Transaction, key: RunKey, frame: Frame, expect: int) -> int:
     if frame.count:
         tx.add_frame(at.run, frame)
         tx.effects.frames.append((key, records.public_frame(frame)))
-    if frame.checkpoint or frame.messages or frame.signals or frame.run is not None:
-        _store_parts(tx, at, frame)
+    if frame.checkpoint:
+        tx.add_checkpoint(at, frame.last_seq, frame.checkpoint)
+    for message in frame.messages:
+        tx.add_message(at, message)
+    for signal_id in frame.signals:
+        tx.connection.execute("UPDATE inbox SET taken = 1 WHERE run = ? AND signal_id = ?", (at.run, signal_id))
+    info = frame.run.SerializeToString() if frame.run is not None else None
     if state != before:
-        tx.connection.execute("UPDATE runs SET state = ? WHERE id = ?", (state, at.run))
-    if state == INTERRUPTED or state in FINAL:
-        if not at.activation:
-            _give_place(tx, at.run, at.conversation)
-        _show(tx, at.run)
-        tx.connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, at.conversation))
+        rested = tx.micros if state in FINAL else None
+        tx.connection.execute(
+            "UPDATE runs SET state = ?, info = coalesce(?, info), rested = ? WHERE id = ?",
+            (state, info, rested, at.run),
+        )
+    elif info is not None:
+        tx.connection.execute("UPDATE runs SET info = ? WHERE id = ?", (info, at.run))
     if state in FINAL:
-        tx.connection.execute("UPDATE runs SET rested = ? WHERE id = ?", (tx.micros, at.run))
-        sqlite_work.drop(tx, at.run, held_too=False)
-        _start_next(tx, at)
+        _end(tx, key, at)
+    elif state == INTERRUPTED:
+        tx.show(at.run)
+        tx.connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, at.conversation))
     return at.version
 
 
-def _store_parts(tx: Transaction, at: Position, frame: Frame) -> None:
-    """Store what a frame carries beside its events."""
-    connection = tx.connection
-    if frame.checkpoint:
-        sqlite_retention.drop_checkpoint_blob(tx, at.run)
-        connection.execute(
-            "INSERT INTO checkpoints (run, seq, body, blob) VALUES (?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET"
-            " seq = excluded.seq, body = excluded.body, blob = excluded.blob",
-            (at.run, frame.last_seq, *tx.store_payload(frame.checkpoint)),
-        )
-    for message in frame.messages:
-        connection.execute(
-            "INSERT INTO messages (run, position, conversation, activation, visible, body, scope)"
-            " VALUES (?, ?, ?, ?, 0, ?, ?) ON CONFLICT (run, position) DO UPDATE SET"
-            " visible = visible AND excluded.scope = '', body = excluded.body, scope = excluded.scope",
-            (
-                at.run,
-                message.position,
-                at.conversation,
-                at.activation,
-                message.message.SerializeToString(),
-                message.scope,
-            ),
-        )
-    for signal_id in frame.signals:
-        connection.execute("UPDATE inbox SET taken = 1 WHERE run = ? AND signal_id = ?", (at.run, signal_id))
-    if frame.run is not None:
-        connection.execute("UPDATE runs SET info = ? WHERE id = ?", (frame.run.SerializeToString(), at.run))
+def _end(tx: Transaction, key: RunKey, at: Position) -> None:
+    """Do what comes with the end of a run; one that was queued takes the next place among what has happened."""
+    if not at.activation:
+        _give_place(tx, at.run, at.conversation, at.state)
+    tx.show(at.run)
+    tx.rest(key)
+    sqlite_work.end(tx, at.run)
+    if not _start_next(tx, at, tx.micros):
+        tx.connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (tx.micros, at.conversation))
 
 
-def _start_next(tx: Transaction, ended: Position) -> None:
-    """If the run that ended was the active one, start the one that has waited longest."""
-    (active,) = tx.connection.execute("SELECT active FROM conversations WHERE id = ?", (ended.conversation,)).fetchone()
-    if active != ended.run:
-        return
+def _start_next(tx: Transaction, ended: Position, updated: int | None) -> bool:
+    """If the run that ended was the active one, start the one that has waited longest; False when it was not."""
     row = tx.connection.execute(
-        "SELECT id, tenant, run_id, pool FROM runs WHERE conversation = ? AND state = ? ORDER BY id LIMIT 1",
-        (ended.conversation, QUEUED),
+        "UPDATE conversations SET updated = coalesce(?1, updated),"
+        " active = (SELECT min(id) FROM runs WHERE conversation = ?2 AND state = ?3) WHERE id = ?2 AND active = ?4"
+        " RETURNING active",
+        (updated, ended.conversation, QUEUED, ended.run),
     ).fetchone()
     if row is None:
-        tx.connection.execute("UPDATE conversations SET active = NULL WHERE id = ?", (ended.conversation,))
-    else:
-        run, tenant, run_id, pool = row
-        _activate(tx, run, RunKey(tenant, run_id), ended.conversation, pool)
+        return False
+    if row[0] is not None:
+        tenant, run_id, pool = tx.connection.execute(
+            "SELECT tenant, run_id, pool FROM runs WHERE id = ?", row
+        ).fetchone()
+        _activate(tx, row[0], RunKey(tenant, run_id), ended.conversation, pool)
+    return True
 
 
 def delete(tx: Transaction, key: RunKey) -> None:
     """Purge a run; the messages people may see stay."""
     at = tx.position(key)
     if at is not None:
+        tx.flush()
         tx.connection.execute("DELETE FROM messages WHERE run = ? AND NOT visible", (at.run,))
         sqlite_retention.purge(tx, at.run, key)
-        _start_next(tx, at)
+        _start_next(tx, at, None)
 
 
 def delete_conversation(tx: Transaction, tenant: str, conversation_id: str) -> None:

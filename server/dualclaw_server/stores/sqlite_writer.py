@@ -122,6 +122,8 @@ class Writer:
         self._loop.call_soon_threadsafe(self._tell, batch, outcomes, effects)
 
     def _pass_failures_on(self, batch: Sequence[Operation], outcomes: list[object]) -> None:
+        if not self._failed and not any(isinstance(outcome, StoreError) for outcome in outcomes):
+            return
         for at, (operation, outcome) in enumerate(zip(batch, outcomes, strict=True)):
             if not isinstance(operation, Append):
                 continue
@@ -191,7 +193,7 @@ class Writer:
 
     def _one_by_one(self, batch: Sequence[Operation]) -> list[object]:
         outcomes: list[object] = []
-        told = Effects([], [], [], [], [])
+        told = Effects.none()
         for operation in batch:
             outcomes += self._attempt([operation])
             told.add(self._tx.take_effects())

@@ -1,6 +1,7 @@
 """The first frame of an epoch: nothing is sent behind it before the log is known to be this writer's."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +12,7 @@ from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.store import Fenced, StoreError
 from dualclaw_server.stores.memory import MemoryStore
 
-from .test_frames import KEY, GatedStore, create_run, make_writer
+from .test_frames import KEY, GatedStore, create_run, make_writer, settle
 
 
 @pytest.fixture
@@ -113,3 +114,39 @@ async def test_given_up_what_waits_is_not_sent(store: GatedStore) -> None:
     store.gate.set()
     assert await first == 1
     assert len(store.frames) == 1
+
+
+async def test_whoever_leaves_while_a_frame_is_held_breaks_the_writer_and_nothing_hangs(store: GatedStore) -> None:
+    """A cancelled wait ends the writer, as ever; what was held behind it is dropped and told so."""
+    store.gate.clear()
+    writer, failures = make_writer(store), list[BaseException]()
+    writer.on_failure = failures.append
+    first, left, last = (writer.commit(checkpoint=b"%d" % number) for number in range(3))
+    left.cancel()
+    with pytest.raises(StoreError, match="cancelled"):
+        await last
+    store.gate.set()
+    assert await first == 1
+    assert len(store.frames) == len(failures) == 1
+
+
+async def test_a_refusal_nobody_waits_for_any_more_is_no_news(store: GatedStore) -> None:
+    """A held frame was sent, its caller has left, then it is refused: no exception is left for the event loop."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    store.gate.clear()
+    writer, other = make_writer(store), make_writer(store, version=1, epoch=2)
+    first, held = writer.commit(checkpoint=b"0"), writer.commit(checkpoint=b"1")
+    await settle()
+    taken = other.commit(checkpoint=b"2")
+    await settle()
+    store.gate.set()
+    assert await first == 1
+    assert len(store.frames) == 3
+    held.cancel()  # it is on its way
+    assert await taken == 2
+    await settle()
+    del held
+    gc.collect()
+    await settle()
+    assert complaints == []

@@ -262,6 +262,35 @@ async def test_a_claim_that_is_refused_late_ends_the_work_though_the_model_is_si
     await store.close()
 
 
+class Overtaken(MemoryStore):
+    """A store in which somebody else writes one more frame just before the worker's first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[Awaitable[int]] = []
+
+    def append(self, key: RunKey, frame: Frame, expect: int) -> Awaitable[int]:
+        if not self.others:
+            self.others.append(super().append(key, Frame(frame.epoch, 1, 0, b"", RunState.RUN_STATE_RUNNING), expect))
+        return super().append(key, frame, expect)
+
+
+async def test_a_claim_that_comes_behind_another_writers_last_frame_is_made_again_soon() -> None:
+    """Nothing has failed and the run is its own: it must not wait as if the store had."""
+    store = Overtaken()
+    await store.open()
+    agent, model = Agent("a"), ScriptedModel.parse('{"name": "test", "turns": [{"say": [{"text": "Hello"}]}]}')
+    runner = Runner(store, [agent], model=model, retry=3_600)
+    serve = asyncio.create_task(runner.serve())
+    engine = Engine(store, [agent], [])
+    asked = await engine.read(await engine.start("go"))
+    assert await store.others[0] == 1
+    assert asked.last.done.content == "Hello"
+    await runner.drain(0)
+    await asyncio.wait({serve}, timeout=5)
+    await store.close()
+
+
 def test_delays_double_up_to_their_bound_and_begin_anew_after_success() -> None:
     """5, 10, 20 ... 300 s for each run by itself; 60 s at most for what any process may bring."""
     backoff, key, other = Backoff(), RunKey("t", "a"), RunKey("t", "b")

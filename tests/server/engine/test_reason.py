@@ -9,6 +9,7 @@ from dualclaw import Message, RetryMode, RunOptions, RunState, StopReason
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.interceptor import Interceptor, Prompt
 from dualclaw_server.engine.model import ModelError, ModelOptions
+from dualclaw_server.engine.reason import BREATH, Breath
 from dualclaw_server.engine.retry import RetryPolicy
 from dualclaw_server.engine.store import RunStore
 from dualclaw_server.engine.trace import Trace
@@ -256,3 +257,17 @@ def test_the_script_is_what_it_says() -> None:
     """Scripts of this file parse, so that a typo in one does not pass as a model failure."""
     for said in SECOND.values():
         assert isinstance(scripted(*attempts(said)), ScriptedModel)
+
+
+async def test_only_a_stream_that_leaves_no_room_for_others_is_made_to() -> None:
+    """One that waits by itself is never made to wait; one that is never idle is, soon after it began to be."""
+    breath = Breath()
+    for _ in range(3):
+        await asyncio.sleep(2 * BREATH)
+        assert not breath.due()
+    loop = asyncio.get_running_loop()
+    checks = []
+    began = loop.time()
+    while loop.time() < began + 10 * BREATH and not any(checks):
+        checks.append(breath.due())
+    assert any(checks)
