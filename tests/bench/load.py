@@ -80,6 +80,8 @@ class Load:
                     answer.begun = time.perf_counter()
                     channel = number % command.get("channels", 1)
                     group.create_task(self._sources.answer(command["kind"], command["address"], answer, channel))
+                    if command.get("window"):  # not all at once, for streams that tick together share wake-ups
+                        await asyncio.sleep(answer.ask.pace / 1000 / len(answers))
         seconds = time.perf_counter() - began
         events = sum(answer.events for answer in answers)
         return {"seconds": seconds, "events": events, "firsts": [answer.first for answer in answers]}
