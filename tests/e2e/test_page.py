@@ -330,6 +330,8 @@ async def test_a_screen_reader_is_told_what_happens(chat: Chat) -> None:
     await summary.focus()
     await page.keyboard.press("Enter")
     failed = await chat.step("ledger").element_handle()
+    # A complete answer makes old news of what waits to be said, so the news is awaited first.
+    await expect(page.locator("#told")).to_contain_text("ledger failed")
     chat.open_gate()
     await expect(summary).to_contain_text("survey, done")
     await chat.over()
