@@ -192,10 +192,12 @@ describe("live", { skip, timeout: 120_000 }, () => {
     for (const name of ["text", "tool", "rewind"]) {
       limit = 0;
       using cut = new EngineClient(`127.0.0.1:${near}`, { reconnect: { firstMs: 1, longestMs: 5 } });
-      const direct = await collect(await client.run(scenario(name)));
-      const events = await collect(await cut.run(scenario(name)));
+      const stream = await cut.run(scenario(name));
+      const events = await collect(stream);
       checkRules(events);
-      assert.equal(events.length, direct.length);
+      const stored = await collect(await client.attach({ runId: stream.runId }));
+      assert.equal(events.length, stored.length);
+      assert.ok(events.every((event, at) => equals(EngineEventSchema, event, stored[at]!)));
       assert.ok(limit > 61, "no connection was cut");
     }
   });
