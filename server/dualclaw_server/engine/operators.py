@@ -15,7 +15,8 @@ tenant does not exist. Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Protocol
 
 from dualclaw import (
     BusyPolicy,
@@ -31,7 +32,6 @@ from dualclaw import (
 )
 from dualclaw.errors import EngineError
 from dualclaw.events import make_diagnosis, make_error
-from dualclaw_server.engine.answering import busy
 from dualclaw_server.engine.caller import Caller, TraceParent
 from dualclaw_server.engine.checkpoint import (
     CallPhase,
@@ -45,10 +45,16 @@ from dualclaw_server.engine.store import FINAL, Created, Head, Inspection, Loade
 
 log = logging.getLogger(__name__)
 
-Start = Callable[[Caller, RunRequest, TraceParent], Awaitable[Created]]
-"""``Runner.start``."""
-
 _TOLD_OF_START = frozenset({CallPhase.CALL_PHASE_STARTED, CallPhase.CALL_PHASE_SUSPENDED})
+
+
+class Start(Protocol):
+    """``Runner.start``."""
+
+    def __call__(
+        self, caller: Caller, request: RunRequest, trace: TraceParent, *, may_answer: bool
+    ) -> Awaitable[Created]:
+        """Store a new run; with ``may_answer`` false it is CONVERSATION_BUSY where a run waits for an answer."""
 
 
 class Operators:
@@ -112,9 +118,8 @@ class Operators:
                 "INTERNAL", f"Run {run_id} cannot be asked again: {problem}.", {"run_id": run_id}
             ) from None
         request = _again(record.request, request_id)
-        await self._refuse_where_it_would_answer(key.tenant, request)
         first = Caller(caller.tenant, record.subject, frozenset(record.roles))
-        created = await self._start(first, request, trace)
+        created = await self._start(first, request, trace, may_answer=False)
         if not created.existing:
             _tell("run asked again", caller, key, trace)
         return created.head.run
@@ -140,23 +145,6 @@ class Operators:
             return frozenset()
         results = (part.tool_result for item in loaded.messages for part in item.message.parts)
         return frozenset(result.call_id for result in results if result.is_error)
-
-    async def _refuse_where_it_would_answer(self, tenant: str, request: RunRequest) -> None:
-        conversation = await self._store.get_conversation(tenant, request.conversation_id)
-        if not conversation.active_run_id:
-            return
-        head = await self._store.head(RunKey(tenant, conversation.active_run_id))
-        if head.state == RunState.RUN_STATE_INTERRUPTED and not await self._made_by(head, request.request_id):
-            text = f"conversation {request.conversation_id} has the active run {head.key.run_id}"
-            raise busy(EngineError("CONVERSATION_BUSY", text, {"run_id": head.key.run_id}), head)
-
-    async def _made_by(self, head: Head, request_id: str) -> bool:
-        """Tell whether a request with this id, asked before, is what the run came from."""
-        try:
-            record = load_record((await self._store.load(head.key)).record)
-        except UnreadableState:
-            return False
-        return bool(request_id) and record.request.request_id == request_id
 
 
 def _key(caller: Caller, run_id: str, what: str) -> RunKey:

@@ -128,8 +128,12 @@ class Runner:
         info = next(item for item in agent.info.interceptors if item.name == name)
         return InterceptorInfo(name=name, order=info.order, enabled=enabled, switchable=info.switchable)
 
-    async def start(self, caller: Caller, request: RunRequest, trace: TraceParent) -> Created:
+    async def start(
+        self, caller: Caller, request: RunRequest, trace: TraceParent, *, may_answer: bool = True
+    ) -> Created:
         """Store a new run, or find the one its request_id already made.
+
+        In a conversation whose run waits for an answer the message is that answer, if ``may_answer``.
 
         Raises:
             EngineError: UNKNOWN_AGENT, UNKNOWN_CONVERSATION, CONVERSATION_BUSY, REQUEST_ID_REUSED, OVERLOADED,
@@ -178,9 +182,10 @@ class Runner:
             if error.reason != "CONVERSATION_BUSY":
                 raise
             head = await self._answering.active(caller, accepted.conversation_id)
-            answered = await self._answering.by_message(caller, head, accepted, fingerprint, trace)
-            if answered is not None:
-                return answered
+            if may_answer:
+                answered = await self._answering.by_message(caller, head, accepted, fingerprint, trace)
+                if answered is not None:
+                    return answered
             if request.on_busy != BusyPolicy.BUSY_POLICY_QUEUE:
                 raise busy(error, head) from None
         return await self.store.create(new)

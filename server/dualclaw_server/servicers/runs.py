@@ -16,7 +16,9 @@ class Runs(Protocol):
     def store(self) -> RunStore:
         """Where runs and conversations live; reads go there directly."""
 
-    async def start(self, caller: Caller, request: RunRequest, trace: TraceParent) -> Created:
+    async def start(
+        self, caller: Caller, request: RunRequest, trace: TraceParent, *, may_answer: bool = True
+    ) -> Created:
         """Store a new run, or find the one its request_id already made. OVERLOADED once the engine drains."""
 
     async def cancel(self, caller: Caller, run_id: str, reason: str, trace: TraceParent) -> Run:
