@@ -80,7 +80,7 @@ async def ask(address: str, text: str = "go", agent: str = "") -> list[EngineEve
     """Ask and return the events of the run's first segment."""
     message = Message(role=Role.ROLE_USER, parts=[ContentPart(text=text)])
     request = RunRequest(agent=agent, message=message)
-    async with asyncio.timeout(30), EngineClient(address) as engine, engine.run(request) as stream:
+    async with asyncio.timeout(60), EngineClient(address) as engine, engine.run(request) as stream:
         events = [event async for event in stream]
     assert check_stream(events) == []
     return events
@@ -216,7 +216,7 @@ async def test_an_approval_goes_the_way_the_page_says(page: Mapping[str, object]
         (item,) = event.interrupt.items
         assert (item.id, item.tool_name, item.prompt) == ("c1", "pay", "Pay 120 to anna?")
         assert (item.args_json, item.HasField("expire_time")) == ('{"to": "anna", "amount": 120}', True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await approve_all(address, event.run_id) == "paid 120 to anna"
     async with served([pays(0, "anna"), {"when": {"step": 1}, "say": [{"text": "ok"}]}], page["CAREFUL"]) as address:
         assert (await ask(address))[-1].done.stop_reason == StopReason.STOP_REASON_FINISHED

@@ -37,6 +37,6 @@ def buf() -> Command:
 
 def _command(program: str) -> Command:
     def run(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
 
     return run

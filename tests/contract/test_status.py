@@ -202,7 +202,7 @@ async def call_that_fails(error: EngineError) -> EngineError:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary("/t/M")(b"", timeout=10)
+                await channel.unary_unary("/t/M")(b"", timeout=60)
     finally:
         await server.stop(0)
     return error_from_rpc(caught.value)

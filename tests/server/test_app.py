@@ -24,7 +24,8 @@ from dualclaw_server.stores.memory import MemoryStore
 from tests.server.conftest import ServeEngine, ask
 from tests.toolchains import require
 
-SLOW = {"say": [{"text": "one two three four five six", "chunk": 4, "delay": 0.1}]}
+TIMEOUT = 60.0
+WORDS = {"say": [{"text": "one two three four five six", "chunk": 4}]}
 ENDLESS = {"say": [{"text": "begun"}, {"hang": True}]}
 
 
@@ -67,22 +68,30 @@ async def test_an_unknown_agent_is_not_found(server: ServeEngine) -> None:
 
 async def test_a_drain_lets_a_run_end_within_the_grace_time(server: ServeEngine) -> None:
     """Health goes NOT_SERVING, new runs are OVERLOADED with a time to retry, the one at work ends with its done."""
-    async with server(SLOW) as served:
+    gate = asyncio.Event()
+
+    @tool(effect="read")
+    async def wait() -> str:
+        await gate.wait()
+        return "waited"
+
+    script = ({"when": {"step": 0}, "say": [{"text": "One moment."}, {"call": "wait"}]}, {"say": [{"text": "Done."}]})
+    async with server(*script, agents=[Agent("assistant", tools=[wait])]) as served, asyncio.timeout(TIMEOUT):
         call = served.engine.Run(ask())
         messages = aiter(call)
         await anext(messages)
-        draining = asyncio.create_task(served.server.drain(10))
-        await asyncio.sleep(0.05)
-        answer = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
-        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        draining = asyncio.create_task(served.server.drain(TIMEOUT))
+        health, request = health_pb2_grpc.HealthStub(served.channel), health_pb2.HealthCheckRequest()
+        while (await health.Check(request)).status != health_pb2.HealthCheckResponse.NOT_SERVING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.engine.Run(ask()).read()
         refusal = error_from_rpc(caught.value)
         assert (refusal.reason, refusal.retry_after) == ("OVERLOADED", 1.0)
+        gate.set()
         events = [event async for message in messages for event in message.events]
-        assert events[-1].done.content == "one two three four five six"
-        async with asyncio.timeout(5):
-            await draining
+        assert events[-1].done.content == "One moment.\n\nDone."
+        await draining
 
 
 async def test_a_drain_hands_over_what_does_not_end_in_time(server: ServeEngine) -> None:
@@ -92,7 +101,7 @@ async def test_a_drain_hands_over_what_does_not_end_in_time(server: ServeEngine)
         run_id = dict(await call.initial_metadata())["dualclaw-run-id"]
         messages = aiter(call)
         await anext(messages)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await served.server.drain(0.2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(messages)
@@ -151,7 +160,7 @@ async def test_tls_asks_clients_for_a_certificate_when_told_so(tmp_path: Path) -
         ):
             async with grpc.aio.secure_channel(made.address, credentials) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await EngineServiceAsyncStub(channel).GetRun(GetRunRequest(run_id="none"), timeout=5)
+                    await EngineServiceAsyncStub(channel).GetRun(GetRunRequest(run_id="none"), timeout=TIMEOUT)
                 assert caught.value.code() == code
 
 
@@ -171,7 +180,7 @@ async def make_certificates(folder: Path) -> Path:
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
-        _, errors = await asyncio.wait_for(process.communicate(), 30)
+        _, errors = await asyncio.wait_for(process.communicate(), TIMEOUT)
         assert process.returncode == 0, errors
     return folder
 
@@ -251,7 +260,7 @@ async def test_interceptors_are_closed_once_when_the_engine_ends() -> None:
     shared = Shared()
     below = Agent("below", interceptors=[shared])
     agents = [Agent("one", interceptors=[shared], sub_agents=[below]), Agent("two", interceptors=[shared])]
-    model = ScriptedModel.parse(json.dumps({"name": "m", "turns": [SLOW]}))
+    model = ScriptedModel.parse(json.dumps({"name": "m", "turns": [WORDS]}))
     parts = Parts(MemoryStore(), model, agents, anonymous_access(loopback=True))
     async with engine_server(Settings(listen="127.0.0.1:0", grace=0), parts):
         assert shared.closed == 0

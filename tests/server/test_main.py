@@ -18,6 +18,8 @@ from dualclaw.rpc import EngineServiceAsyncStub, OperatorServiceAsyncStub
 from tests.server.conftest import ask
 
 READY = "dualclaw-server listening on "
+PATIENCE = 60.0
+"""Seconds a process may take to start or to end; it takes one, but not on a machine with many others at work."""
 
 
 @contextlib.asynccontextmanager
@@ -46,14 +48,14 @@ async def command(
 async def address_of(process: asyncio.subprocess.Process) -> str:
     """Return the address the process announces."""
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode()
     assert line.startswith(READY), line
     return line.removeprefix(READY).strip()
 
 
 async def outcome(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
     """Return exit code, stdout and stderr of a process that must end by itself."""
-    out, errors = await asyncio.wait_for(process.communicate(), 20)
+    out, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
     return process.returncode, out.decode(), errors.decode()
 
 
@@ -250,7 +252,7 @@ async def test_runs_beyond_the_capacity_wait(tmp_path: Path) -> None:
     async with (
         command(*options, environ={"DUALCLAW_CAPACITY": "1", "DUALCLAW_GRACE": "0"}) as process,
         grpc.aio.insecure_channel(await address_of(process)) as channel,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE),
     ):
         engine = EngineServiceAsyncStub(channel)
         first = engine.Run(ask("one"))

@@ -96,7 +96,7 @@ def agent(
         name,
         tools=tools,
         interceptors=guards,
-        limits=limits or Limits(max_steps=6, wall_time=15),
+        limits=limits or Limits(max_steps=6, wall_time=50),
         strategy=strategy,
         retry=QUICK,
         sub_agents=sub_agents,

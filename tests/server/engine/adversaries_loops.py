@@ -13,7 +13,7 @@ from .adversaries import END, Adversary, Entry, Traps, agent, calls, says
 from .conftest import echo
 
 TIGHT = StopLoopInterceptor(2, 2)
-LOOPS = Limits(max_steps=20, wall_time=15)
+LOOPS = Limits(max_steps=20, wall_time=50)
 
 
 @tool(effect="read")
@@ -127,13 +127,13 @@ def more_than_may_run_side_by_side(traps: Traps) -> Adversary:
         at_work.remove(text)
         return text
 
-    limits = Limits(parallel_tools=3, wall_time=15)
+    limits = Limits(parallel_tools=3, wall_time=50)
     script = [says(*_many("slow", 60), step=0), END]
     return Adversary([agent(slow, limits=limits)], script, "finished", holds=lambda _: set(traps.values) == {1, 2, 3})
 
 
 def a_flood_in_every_step(_: Traps) -> Adversary:
-    limits = Limits(max_tool_calls=30, wall_time=15)
+    limits = Limits(max_tool_calls=30, wall_time=50)
     return Adversary(
         [agent(act, limits=limits)], [says(*_many("act", 12))], "budget_exceeded", holds=lambda e: _ends_of(e) == 36
     )

@@ -80,7 +80,7 @@ def _of(
     stream: Stream, ends: str, *, limits: Limits | None = None, size: int = 1_000_000, options: RunOptions | None = None
 ) -> Adversary:
     made = Agent(
-        "a", models=[Misbehaving(stream)], tools=[echo], limits=limits or Limits(max_steps=6, wall_time=15), retry=QUICK
+        "a", models=[Misbehaving(stream)], tools=[echo], limits=limits or Limits(max_steps=6, wall_time=50), retry=QUICK
     )
     next_to = "calm" if limits is MOMENT else ""
     return Adversary([made, CALM], [], ends, size=size, options=options, next_to=next_to)
@@ -193,7 +193,7 @@ def a_sub_agent_in_one_breath(_: Traps) -> Adversary:
             yield TextDelta("x")
 
     below = Agent("below", models=[Misbehaving(stream)], limits=MOMENT, retry=QUICK)
-    above = Agent("a", sub_agents=[below], limits=Limits(max_steps=3, wall_time=15), retry=QUICK)
+    above = Agent("a", sub_agents=[below], limits=Limits(max_steps=3, wall_time=50), retry=QUICK)
     script = [calls("below", when={"step": 0}, request="go"), END]
     return Adversary([above], script, "finished", codes=["tool.timeout"])
 

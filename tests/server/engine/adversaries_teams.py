@@ -16,7 +16,7 @@ from dualclaw_server.models.scripted import ScriptedModel
 from .adversaries import END, QUICK, Adversary, Entry, Traps, agent, calls, says
 from .conftest import echo, scripted
 
-BELOW = Limits(max_steps=3, wall_time=15)
+BELOW = Limits(max_steps=3, wall_time=50)
 
 
 class Mirrors(Interceptor):
@@ -32,7 +32,7 @@ class Mirrors(Interceptor):
 
 def an_agent_that_calls_itself(_: Traps) -> Adversary:
     mirrored: list[Agent] = []
-    made = agent(name="a", guards=[Mirrors(mirrored)], limits=Limits(max_steps=2, wall_time=15, max_depth=3))
+    made = agent(name="a", guards=[Mirrors(mirrored)], limits=Limits(max_steps=2, wall_time=50, max_depth=3))
     mirrored.append(made)
     script = [says({"text": "So."}, tools=False), calls("a", request="again")]
     return Adversary([made], script, "step_limit", codes=["tool.failed"])
@@ -57,7 +57,7 @@ def agents_that_fan_out(_: Traps) -> Adversary:
         below: list[dict[str, object]] = [{"call": made.name, "args": {"request": "go"}}] * 5
         model = scripted(says(*below, step=0), END, name=f"m{depth}")
         made = Agent(f"level{depth}", models=[model], sub_agents=[made], retry=QUICK, limits=BELOW)
-    root = replace(made, models=(), limits=Limits(max_steps=3, wall_time=15, max_tool_calls=40))
+    root = replace(made, models=(), limits=Limits(max_steps=3, wall_time=50, max_tool_calls=40))
     script = [says(*[{"call": "level1", "args": {"request": "go"}}] * 5, step=0), END]
     return Adversary([root], script, "finished", holds=lambda events: _started(events) <= 40)
 
@@ -104,7 +104,7 @@ def a_sub_agent_whose_model_fails(_: Traps) -> Adversary:
 
 
 def handing_over_in_circles(_: Traps) -> Adversary:
-    limits = Limits(max_steps=12, wall_time=15, max_transfers=4)
+    limits = Limits(max_steps=12, wall_time=50, max_transfers=4)
     one = replace(agent(name="one", transfer_to=["other"], limits=limits), models=[_to("other")])
     other = replace(agent(name="other", transfer_to=["one"], limits=limits), models=[_to("one")])
     return Adversary([one, other], [], "step_limit", codes=["tool.failed"])

@@ -23,7 +23,7 @@ def beside(target: Tool, *codes: str, size: int = 1_000_000, **args: object) -> 
     def sibling_is_fine(events: Sequence[EngineEvent]) -> bool:
         return any(event.step.step.result == "<beside>" for event in events)
 
-    limits = Limits(max_steps=6, wall_time=15, max_result=2_000)
+    limits = Limits(max_steps=6, wall_time=50, max_result=2_000)
     script = [says({"call": target.name, "args": args}, PAIR, step=0), END]
     return Adversary(
         [agent(target, echo, limits=limits)], script, "finished", codes=codes, size=size, holds=sibling_is_fine

@@ -23,7 +23,7 @@ from dualclaw_server.engine.tool import Effect, Tool, ToolContext
 from dualclaw_server.interceptors.hitl import HitlInterceptor, Policy
 from dualclaw_server.stores.memory import MemoryStore
 
-from .conftest import CALLER, TIMEOUT, Asked, Engine, turn
+from .conftest import CALLER, TIMEOUT, Asked, Engine, turn, until
 
 USER = Caller("tenant", "subject", frozenset({"user"}))
 ANNA = Caller("tenant", "anna", frozenset({"user"}))
@@ -36,7 +36,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, dict[str, object]]] = []
-        self.started = asyncio.Event()
         self.hanging = False
 
     def tool(self, name: str = "pay", *, effect: Effect = "once") -> Tool:
@@ -44,7 +43,6 @@ class Ledger:
 
         async def work(to: str, context: ToolContext, amount: int = 1) -> str:
             self.entries.append((name, {"to": to, "amount": amount}))
-            self.started.set()
             if self.hanging:
                 await asyncio.Event().wait()
             return f"{name} {amount} to {to}"
@@ -57,6 +55,10 @@ class Ledger:
     def to(self) -> list[object]:
         """Whom it was done to."""
         return [args["to"] for _, args in self.entries]
+
+    async def begun(self, *to: object) -> None:
+        """Wait until calls for all of these are at work; that their start is in the log comes before that."""
+        await until(lambda: set(to) <= set(self.to))
 
 
 class SlowInbox(MemoryStore):

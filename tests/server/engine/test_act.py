@@ -1,7 +1,7 @@
 """Tool calls of a run, seen through its log: how they run, and what becomes of those that cannot."""
 
 import asyncio
-import time
+import threading
 
 import pytest
 
@@ -15,7 +15,7 @@ from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.tool import ToolContext, ToolOutput, ToolRaised, tool
 from dualclaw_server.tools.assistant import calculate
 
-from .conftest import ANSWER, Opener, calls, echo, kinds, results, turn
+from .conftest import ANSWER, TIMEOUT, Opener, calls, echo, kinds, results, turn
 
 
 async def test_tools_run_between_answers(open_engine: Opener) -> None:
@@ -45,17 +45,17 @@ async def test_tools_run_between_answers(open_engine: Opener) -> None:
 
 async def test_parallel_tools_keep_call_order_for_the_model(open_engine: Opener) -> None:
     """Calls run side by side, events come as they happen, results stand in call order; a failure hides nothing."""
-    gate = asyncio.Event()
+    called, gate = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read")
     async def slow() -> str:
+        await called.wait()
         await gate.wait()
-        await asyncio.sleep(0.05)
         return "slow"
 
     @tool(effect="read")
     async def quick() -> str:
-        gate.set()
+        called.set()
         return "quick"
 
     @tool(effect="read")
@@ -67,7 +67,10 @@ async def test_parallel_tools_keep_call_order_for_the_model(open_engine: Opener)
         turn(0, {"call": "slow", "id": "s"}, {"call": "broken", "id": "b"}, {"call": "quick", "id": "q"}),
         turn(1, {"text": "done"}),
     )
-    asked = await engine.ask("go")
+    started = await engine.start("go")
+    await engine.wait_for(started.head.key, lambda events: len(events) == 5)  # three have begun, two of them ended
+    gate.set()
+    asked = await engine.read(started)
     phases = [(name, phase) for _, name, phase, _ in asked.steps]
     assert phases[:3] == [("slow", "start"), ("broken", "start"), ("quick", "start")]
     assert phases[-1] == ("slow", "ok")
@@ -192,7 +195,7 @@ async def test_calls_that_cannot_run_are_told_to_the_model(
 
 async def test_a_tool_that_hangs_times_out(open_engine: Opener) -> None:
     """Async, plain, and deaf to cancellation: each ends with tool.timeout and the run goes on."""
-    release = asyncio.Event()
+    release, release_thread = asyncio.Event(), threading.Event()
 
     @tool(effect="read", timeout=0.05)
     async def hangs() -> str:
@@ -201,7 +204,7 @@ async def test_a_tool_that_hangs_times_out(open_engine: Opener) -> None:
 
     @tool(effect="once", timeout=0.05)
     def blocks() -> str:
-        time.sleep(0.5)
+        release_thread.wait(TIMEOUT)
         return ""
 
     @tool(effect="read", timeout=0.05)
@@ -220,6 +223,7 @@ async def test_a_tool_that_hangs_times_out(open_engine: Opener) -> None:
     )
     asked = await engine.ask("go")
     release.set()
+    release_thread.set()
     assert asked.last.done.content == "on"
     assert [s.diagnosis.code for s in asked.last.done.process_steps] == ["tool.timeout"] * 3
     assert [s.diagnosis.retryable for s in asked.last.done.process_steps] == [True, False, True]

@@ -6,6 +6,7 @@ anyone, what is kept is small, and neither a task nor a thread is left.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import random
@@ -37,7 +38,7 @@ from .adversaries_models import MODELS
 from .adversaries_results import GIVING
 from .adversaries_teams import TEAMS
 from .adversaries_tools import MISUSING
-from .conftest import CALLER, TIMEOUT, TRACE, Asked, Engine, at_work_with, echo
+from .conftest import CALLER, TIMEOUT, TRACE, Asked, Engine, at_work_with, echo, until
 from .teams import read_on, resume
 
 TABLE: Sequence[Entry] = (*LOOPING, *MISUSING, *GIVING, *MODELS, *HOOKED, *TEAMS)
@@ -156,10 +157,8 @@ async def check_nothing_is_left(before: AbstractSet[object]) -> None:
         tasks = [task.get_name() for task in asyncio.all_tasks() if task not in before]
         return tasks + [thread.name for thread in threading.enumerate() if thread.name.startswith("tool-")]
 
-    for _ in range(500):
-        if not left():
-            break
-        await asyncio.sleep(0.01)
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: not left())
     assert left() == []
 
 

@@ -17,8 +17,8 @@ from dualclaw_server.engine.store import RunStore
 from dualclaw_server.engine.tool import Tool, ToolContext, ToolOutput, tool
 from dualclaw_server.engine.trace import Trace
 
-from .conftest import at_work_with, calls, kinds, results, scripted, texts, turn
-from .teams import ASK_B, NEVER, begun, checkpoint_of, pair, resume, step_named
+from .conftest import at_work_with, calls, kinds, results, scripted, texts, turn, until
+from .teams import ASK_B, NEVER, checkpoint_of, ended, pair, resume, step_named
 
 
 def over_to(agent: str, call_id: str = "t") -> dict[str, object]:
@@ -255,10 +255,11 @@ async def test_a_question_after_a_transfer_comes_back_to_who_asked(store: RunSto
 async def test_a_wish_to_end_outlives_a_crash(store: RunStore, outcome: Outcome) -> None:
     """A call that ended the run has ended itself, so whoever takes over ends the run too, and runs nothing more."""
     ran: list[str] = []
-    gate = asyncio.Event()
+    gate, stopped = asyncio.Event(), asyncio.Event()
 
     @tool(effect="once")
     async def stop() -> str:
+        stopped.set()
         raise outcome
 
     def working(*, hangs: bool) -> Tool:
@@ -272,7 +273,8 @@ async def test_a_wish_to_end_outlives_a_crash(store: RunStore, outcome: Outcome)
 
     @tool(effect="read")
     async def tick() -> str:
-        await asyncio.sleep(0.1)
+        await stopped.wait()
+        await asyncio.sleep(0.1)  # its end is taken in before the next step of the other is saved, with it
         return "tick"
 
     def team(*, hangs: bool) -> Agent:
@@ -283,7 +285,8 @@ async def test_a_wish_to_end_outlives_a_crash(store: RunStore, outcome: Outcome)
 
     async with at_work_with(store, [team(hangs=True)], NEVER) as engine:
         started = await engine.start("go")
-        await engine.wait_for(started.head.key, begun("work"))
+        await engine.wait_for(started.head.key, ended("stop"))
+        await until(lambda: bool(ran))
     gate.set()
     async with at_work_with(store, [team(hangs=False)], NEVER) as engine:
         asked = await engine.read(started)

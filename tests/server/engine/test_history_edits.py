@@ -103,7 +103,7 @@ async def test_edits_reach_a_model_in_another_process_and_add_up(store: RunStore
     assert sees.given[-1] == [
         "user:Zero.", "assistant:Hi.", "user:go", "assistant:Paying.", "tool:", "tool:", "user:One.", "user:Two.",
     ]  # fmt: skip
-    assert ledger.to == ["p1", "p2"]
+    assert sorted(map(str, ledger.to)) == ["p1", "p2"]
 
 
 async def test_a_question_answered_with_an_edit(open_engine: Opener) -> None:

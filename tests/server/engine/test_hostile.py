@@ -16,7 +16,7 @@ from dualclaw_server.engine.observations import MAX_DETAIL
 from dualclaw_server.engine.store import RunStore
 from dualclaw_server.engine.tool import Tool, ToolOutput, ToolRaised, tool
 
-from .conftest import Asked, Engine, Opener
+from .conftest import TIMEOUT, Asked, Engine, Opener
 
 END: dict[str, object] = {"when": {"step": 1}, "say": [{"text": "end"}]}
 
@@ -141,7 +141,7 @@ async def test_a_tool_left_behind_that_fails_later_leaves_no_noise(
     asked = await ask_for(open_engine, lingers)
     assert asked.view.process_steps[0].diagnosis.code == "tool.timeout"
     with caplog.at_level(logging.ERROR, "asyncio"):
-        await asyncio.wait_for(over.wait(), 5)
+        await asyncio.wait_for(over.wait(), TIMEOUT)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         gc.collect()

@@ -315,7 +315,7 @@ async def test_values_survive_a_resume_and_a_crash(store: RunStore) -> None:
     second = Engine(store, [agent], list(ONE_CALL))
     serving = asyncio.create_task(second.runner.serve())
     resuming = asyncio.create_task(resume(second, asked))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 60)
     await second.runner.drain(0)  # the call is at work and is handed over
     hold.set()
     third = Engine(store, [agent], list(ONE_CALL))

@@ -16,7 +16,7 @@ from dualclaw_server.engine.trace import Trace
 from dualclaw_server.interceptors.hitl import Policy
 from dualclaw_server.tools.feedback import feedback_tool
 
-from .conftest import Opener, calls, results, turn
+from .conftest import TIMEOUT, Opener, calls, results, turn, until
 from .people import (
     Ledger,
     SlowInbox,
@@ -74,7 +74,7 @@ async def test_a_sub_agent_asks_through_its_boss(open_engine: Opener) -> None:
     with pytest.raises(FieldError, match="'to' is a required property"):
         await resume(engine, asked.key, decide("p anna", "edit", args_json="{}"))
     ended = await answer(engine, asked, decide("p anna", "edit", args_json='{"to": "bert"}'))
-    assert ledger.to == ["top", "anna", "bert"]
+    assert (ledger.to[0], sorted(map(str, ledger.to[1:]))) == ("top", ["anna", "bert"])
     assert ended.last.done.content.startswith("On it.\n\nPaid: pay 1 to bert")
     assert len(ended.last.done.process_steps) == 4
     messages = await engine.messages(asked.conversation_id)
@@ -109,7 +109,7 @@ async def test_a_sub_agents_question_survives_its_process(store: RunStore) -> No
     ledger.hanging = True
     async with at_work(store, team(ledger), *script) as engine:
         await resume(engine, asked.key, decide("p anna"))
-        await asyncio.wait_for(ledger.started.wait(), 10)
+        await until(lambda: len(ledger.to) == 2)
         await engine.wait_for(asked.key, lambda events: len(events) > len(asked.events))
     ledger.hanging = False
     async with at_work(store, team(ledger), *script) as engine:
@@ -187,7 +187,7 @@ async def test_a_crash_after_a_partial_answer_lets_nothing_run() -> None:
         asked = await engine.ask("go")
         slow.waits = True
         created = await resume(engine, asked.key, decide("p bert"))
-        await asyncio.wait_for(slow.waiting.wait(), 10)
+        await asyncio.wait_for(slow.waiting.wait(), TIMEOUT)
     assert (await slow.head(asked.key)).state == RunState.RUN_STATE_RUNNING
     async with at_work(slow, team(ledger), *script) as engine:
         asked = await segment_of(engine, created)

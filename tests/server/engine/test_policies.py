@@ -106,7 +106,7 @@ async def test_secrets_are_masked_for_people_and_hashed_for_real(open_engine: Op
     assert items[0].prompt == 'Pay *** with {"to": "***"}?'
     assert items[0].args_hash != items[1].args_hash
     await answer(engine, asked, decide("p1"), decide("p2"))
-    assert ledger.to == ["hunter1", "hunter2"]
+    assert sorted(map(str, ledger.to)) == ["hunter1", "hunter2"]
 
 
 # Remembered approvals
@@ -180,4 +180,5 @@ async def test_what_was_left_masked_in_an_edit_stays_what_it_is(open_engine: Ope
     assert open_items(asked)[0].args_json == shown + "}"
     left, changed = shown + ', "amount": 7}', '{"to": "anna"}'
     await answer(engine, asked, decide("p1", "edit", args_json=left), decide("p2", "edit", args_json=changed))
-    assert ledger.entries == [("pay", {"to": secret, "amount": 7}), ("pay", {"to": "anna", "amount": 1})]
+    paid = sorted(ledger.entries, key=str)
+    assert paid == [("pay", {"to": "anna", "amount": 1}), ("pay", {"to": secret, "amount": 7})]

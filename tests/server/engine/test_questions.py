@@ -141,7 +141,7 @@ async def test_two_open_questions_make_a_conversation_busy(open_engine: Opener) 
     asked = await engine.ask("go")
     with pytest.raises(EngineError) as busy:
         await engine.start("blue", conversation=asked.conversation_id)
-    assert json.loads(busy.value.metadata["interrupts"]) == ["q1", "q2"]
+    assert sorted(json.loads(busy.value.metadata["interrupts"])) == ["q1", "q2"]
     queued = await engine.start("later", conversation=asked.conversation_id, on_busy=QUEUE)
     assert queued.head.state == RunState.RUN_STATE_QUEUED
     asked = await answer(engine, asked, decide("q1", "respond", response_json='"blue"'))
@@ -292,12 +292,12 @@ async def test_another_run_can_take_the_place_of_a_parked_one(open_engine: Opene
 async def test_wall_time_stands_still_while_people_think(open_engine: Opener) -> None:
     """A run with little time left is not out of time when it is answered late."""
     engine = await open_engine(
-        Agent("a", tools=[feedback_tool()], limits=Limits(wall_time=2.0)),
+        Agent("a", tools=[feedback_tool()], limits=Limits(wall_time=4)),
         turn(0, ask_user()),
         turn(1, {"sleep": 0.2}, {"text": "You said {{result:ask_user}}."}),
     )
     asked = await engine.ask("go")
-    await asyncio.sleep(2.1)
+    await asyncio.sleep(4.1)
     ended = await answer(engine, asked, decide("q", "respond", response_json='"blue"'))
     assert ended.last.done.content == "You said blue."
 

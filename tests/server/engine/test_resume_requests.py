@@ -13,7 +13,7 @@ from dualclaw_server.engine.trace import Trace
 from dualclaw_server.interceptors.hitl import Opinion, Policy
 from dualclaw_server.stores.memory import MemoryStore
 
-from .conftest import Opener, calls, results, turn
+from .conftest import TIMEOUT, Opener, calls, results, turn
 from .people import DONE, Ledger, SlowInbox, answer, asks, at_work, check, decide, ids, pay, resume, segment_of
 
 
@@ -90,7 +90,7 @@ async def test_an_answer_waits_for_a_run_that_takes_in_another_one() -> None:
         asked = await engine.ask("go")
         slow.waits = True
         first = await resume(engine, asked.key, decide("p1"))
-        await asyncio.wait_for(slow.waiting.wait(), 10)
+        await asyncio.wait_for(slow.waiting.wait(), TIMEOUT)
         second = asyncio.create_task(resume(engine, asked.key, decide("p2")))
         await asyncio.sleep(0.02)
         assert not second.done()
@@ -133,7 +133,7 @@ async def test_no_answer_is_taken_that_was_not_checked_against_its_question() ->
         created = await engine.start("go")
         store.slow = True
         early = asyncio.create_task(resume(engine, created.head.key, decide("p1", "respond", response_json='"x"')))
-        await asyncio.wait_for(store.taken.wait(), 10)
+        await asyncio.wait_for(store.taken.wait(), TIMEOUT)
         go.set()
         asked = await segment_of(engine, created)
         store.arrive.set()

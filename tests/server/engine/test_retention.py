@@ -52,7 +52,7 @@ async def test_a_keeper_goes_on_after_a_failure_and_until_nothing_is_left() -> N
     """A store that fails is asked again in the next round, and a round takes batch after batch."""
     store = Grudging()
     serve = asyncio.create_task(Keeper(store, 1 / DAY).serve())
-    await asyncio.wait_for(store.through.wait(), 20)
+    await asyncio.wait_for(store.through.wait(), 60)
     assert not serve.done()
     assert store.asked == 4
     serve.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-import time
+import threading
 
 import pytest
 
@@ -20,7 +20,7 @@ from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.caller import Caller
 from dualclaw_server.engine.tool import tool
 
-from .conftest import ANSWER, CALLER, TRACE, Opener, calls, echo, kinds, results, texts, turn
+from .conftest import ANSWER, CALLER, TIMEOUT, TRACE, Opener, calls, echo, kinds, results, texts, turn, until
 
 # Answers
 
@@ -123,7 +123,7 @@ async def test_budgets_end_the_run_before_more_tools(open_engine: Opener, limits
 
 async def test_wall_time_ends_a_run_and_keeps_its_text(open_engine: Opener) -> None:
     """A run that takes too long ends with BUDGET_EXCEEDED; what was shown is kept."""
-    engine = await open_engine(Agent("a", limits=Limits(wall_time=0.3)), turn(0, {"text": "so far"}, {"hang": True}))
+    engine = await open_engine(Agent("a", limits=Limits(wall_time=3)), turn(0, {"text": "so far"}, {"hang": True}))
     asked = await engine.ask("go")
     assert asked.last.done.stop_reason == StopReason.STOP_REASON_BUDGET_EXCEEDED
     assert asked.last.done.content == "so far"
@@ -182,10 +182,12 @@ async def test_cancel_keeps_partial_text(open_engine: Opener) -> None:
 
 async def test_cancel_ends_tools_and_leaves_no_dangling_call(open_engine: Opener) -> None:
     """Async tools are really cancelled, plain ones abandoned; each call has a result and the turn is closed."""
-    cancelled = asyncio.Event()
+    cancelled, begun = asyncio.Event(), asyncio.Event()
+    in_thread, over = threading.Event(), threading.Event()
 
     @tool(effect="read")
     async def waits() -> str:
+        begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -195,7 +197,8 @@ async def test_cancel_ends_tools_and_leaves_no_dangling_call(open_engine: Opener
 
     @tool(effect="once")
     def writes() -> str:
-        time.sleep(0.5)
+        in_thread.set()
+        over.wait(TIMEOUT)
         return ""
 
     engine = await open_engine(
@@ -204,9 +207,10 @@ async def test_cancel_ends_tools_and_leaves_no_dangling_call(open_engine: Opener
         {"when": {"user": "next"}, "say": [{"text": "fresh"}]},
     )
     started = await engine.start("go")
-    await engine.wait_for(started.head.key, lambda events: len(events) >= 2)
+    await until(lambda: begun.is_set() and in_thread.is_set())
     await engine.cancel(started.head.key)
     asked = await engine.read(started)
+    over.set()
     assert cancelled.is_set()
     assert asked.last.done.stop_reason == StopReason.STOP_REASON_CANCELLED
     assert [s.diagnosis.code for s in asked.last.done.process_steps] == [
@@ -316,12 +320,13 @@ async def test_a_run_can_be_cancelled_when_its_readers_leave(open_engine: Opener
     """on_disconnect CANCEL ends the run once nobody is attached; by default it goes on."""
     engine = await open_engine(Agent("a"), turn(0, {"text": "x"}, {"hang": True}))
     options = RunOptions(on_disconnect=DisconnectPolicy.DISCONNECT_POLICY_CANCEL)
-    started = await engine.start("go", options=options)
     kept = await engine.start("go")
+    started = await engine.start("go", options=options)  # and read at once: nobody's patience ends between the two
     request = RunRequest(options=options)
     with engine.runner.attached(started.head.key, starter=request):
         pass
     with engine.runner.attached(started.head.key):
+        await engine.wait_for(started.head.key, bool)
         await asyncio.sleep(0.4)
         assert (await engine.store.head(started.head.key)).state == RunState.RUN_STATE_RUNNING
     assert (await engine.read(started)).last.done.stop_reason == StopReason.STOP_REASON_CANCELLED

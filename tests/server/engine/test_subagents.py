@@ -15,7 +15,7 @@ from dualclaw_server.engine.store import RunStore
 from dualclaw_server.engine.tool import ToolContext, tool
 from dualclaw_server.engine.trace import Trace
 
-from .conftest import at_work_with, calls, kinds, results, scripted, turn
+from .conftest import TIMEOUT, at_work_with, calls, kinds, results, scripted, turn
 from .teams import ASK_B, NEVER, checkpoint_of, echo_call, pair, step_named
 
 # What is seen
@@ -268,9 +268,9 @@ async def test_a_sub_agent_that_hangs_times_out(store: RunStore, bound: str) -> 
             raise
         return ""
 
-    limits = Limits(wall_time=0.3) if bound == "agent" else Limits()
+    limits = Limits(wall_time=3) if bound == "agent" else Limits()
     b = Agent("b", models=[scripted(turn(0, {"call": "hang"}))], tools=[hang], limits=limits)
-    as_tool = agent_tool(b) if bound == "agent" else replace(agent_tool(b), timeout=0.3)
+    as_tool = agent_tool(b) if bound == "agent" else replace(agent_tool(b), timeout=3)
     agent = Agent("a", models=[scripted(turn(0, ASK_B), turn(1, {"text": "on"}))], tools=[as_tool])
     async with at_work_with(store, [agent], NEVER) as engine:
         asked = await engine.ask("go")
@@ -301,7 +301,7 @@ async def test_sub_agents_work_side_by_side(store: RunStore) -> None:
 
     @tool(effect="read")
     async def meet(who: str) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             await meeting.wait()
         return f"met as {who}"
 

@@ -16,7 +16,7 @@ from dualclaw_server.engine.tool import Tool, ToolContext, tool
 from dualclaw_server.engine.trace import Trace
 from dualclaw_server.stores.memory import MemoryStore
 
-from .conftest import at_work_with, calls, echo, results, scripted, turn
+from .conftest import TIMEOUT, at_work_with, calls, echo, results, scripted, turn, until
 from .teams import ASK_B, NEVER, begun, echo_call, pair, resume, step_named
 
 
@@ -103,10 +103,11 @@ async def test_an_end_inside_a_sub_agent_ends_the_sub_agent(store: RunStore) -> 
 
 async def test_cancelling_the_run_reaches_inner_tools(store: RunStore) -> None:
     """They are really cancelled, every step is closed, the conversation is well-formed."""
-    cancelled = asyncio.Event()
+    cancelled, hanging = asyncio.Event(), asyncio.Event()
 
     @tool(effect="once")
     async def hang() -> str:
+        hanging.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -117,7 +118,7 @@ async def test_cancelling_the_run_reaches_inner_tools(store: RunStore) -> None:
     agent = pair(turn(0, {"call": "hang"}), tools=[hang])
     async with at_work_with(store, [agent], NEVER) as engine:
         started = await engine.start("go")
-        await engine.wait_for(started.head.key, begun("hang"))
+        await asyncio.wait_for(hanging.wait(), TIMEOUT)
         await engine.cancel(started.head.key)
         asked = await engine.read(started)
         messages = await engine.messages(asked.conversation_id)
@@ -137,17 +138,19 @@ async def test_the_runs_time_reaches_inner_tools(store: RunStore) -> None:
 
 async def test_an_interceptors_own_timeout_leaves_no_step_open(store: RunStore) -> None:
     """Whoever stands around a sub-agent may give up on it; its steps are closed in the stream."""
+    patience = asyncio.timeout(None)
 
     class Impatient(Interceptor):
         async def intercept_tool(self, request: ToolRequest, call_next: ToolNext) -> Observation:
             try:
-                async with asyncio.timeout(0.3):
+                async with patience:
                     return await call_next(request)
             except TimeoutError:
                 return Observation([ContentPart(text="gave up")])
 
     @tool(effect="read")
     async def hang() -> str:
+        patience.reschedule(asyncio.get_running_loop().time())
         await asyncio.sleep(60)
         return ""
 
@@ -206,6 +209,7 @@ async def test_a_crash_inside_a_sub_agent_repeats_nothing_that_is_done(store: Ru
     async with at_work_with(store, agents[:1], NEVER) as engine:
         started = await engine.start("go")
         await engine.wait_for(started.head.key, lambda events: sum(map(is_end_of_note, events)) == 2)
+        await until(lambda: "wait" in ran)
     async with at_work_with(store, agents[1:], NEVER) as engine:
         asked = await engine.read(started)
     assert sorted(ran) == ["1", "2", "wait", "wait"]
@@ -339,8 +343,8 @@ async def test_time_spent_waiting_for_people_is_not_the_sub_agents() -> None:
     store = MemoryStore()
     await store.open()
     script = (turn(0, {"call": "consult", "id": "Q"}), turn(1, {"text": "{{result}}"}))
-    async with at_work_with(store, [pair(*script, tools=[consult], limits=Limits(wall_time=1.5))], NEVER) as engine:
+    async with at_work_with(store, [pair(*script, tools=[consult], limits=Limits(wall_time=4))], NEVER) as engine:
         asked = await engine.ask("go")
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(4.1)
         asked = await resume(engine, asked, Q="late")
     assert asked.last.done.content == "b says: late"

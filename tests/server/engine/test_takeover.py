@@ -14,7 +14,7 @@ from dualclaw_server.engine.store import Frame, RunKey, RunStore
 from dualclaw_server.engine.trace import Trace
 from dualclaw_server.stores.memory import MemoryStore
 
-from .conftest import CALLER, Engine, at_work_with, calls, results, turn
+from .conftest import CALLER, TIMEOUT, Engine, at_work_with, calls, results, turn
 from .people import DONE, Ledger, asks, at_work, decide, next_segment, pay, resume, segment_of
 
 BASELINE = Path(__file__).resolve().parents[3] / "proto/baseline/v0.1.0.binpb"
@@ -41,8 +41,7 @@ async def test_a_run_that_the_first_release_has_saved_goes_on() -> None:
     ledger.hanging = True
     async with at_work(store, Agent("a", tools=tools), *script) as engine:
         started = await engine.start("go")
-        await asyncio.wait_for(ledger.started.wait(), 10)
-        await engine.wait_for(started.head.key, lambda events: len(events) == 2)
+        await ledger.begun("p1", "l1")
     ledger.hanging = False
     loaded = await store.load(started.head.key)
     head = loaded.head
@@ -151,7 +150,7 @@ async def test_an_agent_that_is_put_back_has_not_been_cancelled(store: RunStore)
     gates = Gates()
     async with at_work(store, Agent("a", interceptors=[gates])) as engine:
         started = await engine.start("go")
-        await asyncio.wait_for(gates.reached[0].wait(), 10)
+        await asyncio.wait_for(gates.reached[0].wait(), TIMEOUT)
     assert gates.endings == ["put_back"]
     gates.gates[1].set()
     async with at_work(store, Agent("a", interceptors=[gates])) as engine:
@@ -166,7 +165,7 @@ async def test_switches_hold_for_a_segment_even_over_a_crash(store: RunStore) ->
     agent = Agent("a", interceptors=[gates])
     async with at_work(store, agent) as engine:
         started = await engine.start("go")
-        await asyncio.wait_for(gates.reached[0].wait(), 10)
+        await asyncio.wait_for(gates.reached[0].wait(), TIMEOUT)
     await Engine(store, [agent], []).runner.set_interceptor_enabled(CALLER, "a", "gates", enabled=False)
     gates.gates[1].set()
     async with at_work(store, agent) as engine:
@@ -178,11 +177,9 @@ async def test_switches_hold_for_a_segment_even_over_a_crash(store: RunStore) ->
 
 async def claimed(store: RunStore, key: RunKey, *, epoch: int) -> None:
     """Wait until the store knows that the run has been claimed so many times: the claim goes with its first frame."""
-    for _ in range(1_000):
-        if (await store.load(key)).head.epoch >= epoch:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("nobody claimed it")
+    async with asyncio.timeout(TIMEOUT):
+        while (await store.load(key)).head.epoch < epoch:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_a_run_that_this_very_process_lost_and_took_anew_can_still_be_cancelled(store: RunStore) -> None:
@@ -190,13 +187,13 @@ async def test_a_run_that_this_very_process_lost_and_took_anew_can_still_be_canc
     gates = Gates()
     async with at_work(store, Agent("a", interceptors=[gates]), {"say": [{"text": "first"}]}) as engine:
         started = await engine.start("go")
-        await asyncio.wait_for(gates.reached[0].wait(), 10)
+        await asyncio.wait_for(gates.reached[0].wait(), TIMEOUT)
         await claimed(store, started.head.key, epoch=1)
         assert await store.release(started.head.key)
-        await asyncio.wait_for(gates.reached[1].wait(), 10)
+        await asyncio.wait_for(gates.reached[1].wait(), TIMEOUT)
         await claimed(store, started.head.key, epoch=2)
         gates.gates[0].set()
-        await asyncio.wait_for(gates.ended.wait(), 10)
+        await asyncio.wait_for(gates.ended.wait(), TIMEOUT)
         await asyncio.sleep(0.2)  # the rest of the old work; were it slower, this test would only see less
         await engine.cancel(started.head.key)
         asked = await engine.read(started)

@@ -299,7 +299,7 @@ async def test_lines_are_appended_whole_by_any_number_of_writers(tmp_path: Path,
     """Two sinks on one file, many records at once: each a line, none lost, none mixed; only the owner may read."""
     path = tmp_path / "audit.jsonl"
     sinks = [JsonLinesSink(path, fsync=fsync), JsonLinesSink(str(path))]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(sinks[n % 2].write(record_of(n, "名" * 500)) for n in range(40)))
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert sorted(line["segment"] for line in lines) == list(range(40))

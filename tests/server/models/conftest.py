@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -31,6 +33,8 @@ from dualclaw_server.models.responses.api import ResponsesApi
 
 DEFAULT_SPLITS = 25
 """Random splits of each recording; the full run asks for more with DUALCLAW_TEST_SPLITS."""
+PATIENCE = 60.0
+"""Seconds a test waits for anything; only a test that fails needs so many."""
 SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
@@ -62,7 +66,7 @@ class Connection:
             self.writer.write(piece)
             await self.writer.drain()
 
-    async def closed_by_peer(self, within: float = 2.0) -> bool:
+    async def closed_by_peer(self, within: float = PATIENCE) -> bool:
         """Wait until the other side closes."""
         try:
             async with asyncio.timeout(within):
@@ -97,6 +101,16 @@ async def read_request(reader: asyncio.StreamReader) -> Asked | None:
     return Asked(line, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
 
+async def accepting_is_over() -> None:
+    """Wait until what a server accepted just before it closed is a connection, which can be closed.
+
+    asyncio has a task for each; one that ends with its loop leaves its socket to the garbage, and to a later test.
+    """
+    async with asyncio.timeout(PATIENCE):
+        while any("_accept_connection" in repr(task.get_coro()) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def vendor_of(
     script: Script, *, keep_alive: bool = False, tls: ssl.SSLContext | None = None
@@ -104,12 +118,19 @@ async def vendor_of(
     """Serve the script to every request (one per connection, unless kept alive) until the block ends."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         vendor.connections += 1
         vendor.open += 1
+        task = asyncio.create_task(serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(partial(over, writer))
+
+    def over(writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        vendor.open -= 1
+        tasks.discard(task)
+        writer.close()  # also that of a task which was cancelled before it began
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while (asked := await read_request(reader)) is not None:
                 vendor.asked.append(asked)
@@ -119,22 +140,21 @@ async def vendor_of(
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            vendor.open -= 1
-            tasks.discard(task)
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     vendor = Vendor(f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
     try:
         yield vendor
     finally:
         server.close()
+        await accepting_is_over()
         for task in list(tasks):
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=2)
+            await asyncio.wait(tasks, timeout=PATIENCE)
         await server.wait_closed()
 
 
@@ -269,7 +289,7 @@ class Outcome:
         return [(call.id, call.name, call.args_json) for call in found]
 
 
-async def play(model: ChatModel, request: ModelRequest | None = None, within: float = 20) -> Outcome:
+async def play(model: ChatModel, request: ModelRequest | None = None, within: float = PATIENCE) -> Outcome:
     """Run one stream to its end, whatever that is."""
     outcome = Outcome()
     async with asyncio.timeout(within), aclosing(model.stream(request or asking())) as stream:
@@ -297,6 +317,13 @@ async def responses_outcome(*events: object, done: bool = False, timeouts: Model
         api_at(served, ResponsesApi(), timeouts=timeouts) as model,
     ):
         return await play(model)
+
+
+def port_of_nobody() -> socket.socket:
+    """Return a socket that has a port of this machine and does not listen: as long as it is open nobody else does."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,16 @@ from dualclaw_server.models.vendors import shipped_vendors
 from tests.toolchains import require
 
 KEY = "sk-test-0123456789abcdef"
+PATIENCE = 60.0
 WHOLE = {"choices": [{"message": {"content": "part"}, "finish_reason": "stop"}]}
 
 
 async def test_nobody_listens(kit) -> None:
     """A refused connection is MODEL_UNAVAILABLE, retryable; the text is address and reason, nothing of the client's."""
-    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    async with kit.model_at(kit.Vendor(f"http://127.0.0.1:{port}/v1"), KEY) as model:
-        outcome = await kit.play(model)
+    with kit.port_of_nobody() as nobody:
+        port = nobody.getsockname()[1]
+        async with kit.model_at(kit.Vendor(f"http://127.0.0.1:{port}/v1"), KEY) as model:
+            outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_UNAVAILABLE", True)
     assert outcome.error.message == f"The model's endpoint cannot be reached: 127.0.0.1:{port}: Connection refused"
 
@@ -60,29 +60,35 @@ async def test_an_endpoint_without_tls_asked_for_tls_says_so(kit) -> None:
 
 
 @asynccontextmanager
-async def tcp(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+async def tcp(
+    kit, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[int]:
     """Serve plain TCP and yield the port."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(held(reader, writer))
         tasks.add(task)
-        try:
-            await serve(reader, writer)
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            tasks.discard(task)
-            writer.close()
+        task.add_done_callback(partial(over, writer))
 
-    server = await asyncio.start_server(held, "127.0.0.1", 0)
+    def over(writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        writer.close()  # also that of a task which was cancelled before it began
+
+    async def held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        await kit.accepting_is_over()
         for task in list(tasks):
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE)
         await server.wait_closed()
 
 
@@ -94,10 +100,10 @@ async def test_a_connection_that_never_stands_is_a_timeout(kit, name: str) -> No
         while await reader.read(1000):
             pass
 
-    async with tcp(serve) as port:
-        timeouts = ModelTimeouts(connect=0.3, first_token=30)
+    async with tcp(kit, serve) as port:
+        timeouts = ModelTimeouts(connect=0.3, first_token=PATIENCE)
         model = shipped_vendors()[name].make_model("m", base_url=f"https://127.0.0.1:{port}/v1", timeouts=timeouts)
-        outcome = await kit.play(model, within=15)
+        outcome = await kit.play(model, within=PATIENCE / 2)
         await model.aclose()
     assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_TIMEOUT", True)
     assert "No connection" in outcome.error.message
@@ -128,7 +134,7 @@ async def said_elsewhere(spec: str, **environment: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM, env={"SPEC": spec} | path | environment, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         out, _ = await process.communicate()
     return out.decode().strip()
 
@@ -141,7 +147,7 @@ async def own_certificate(folder: Path) -> ssl.SSLContext:
     made = await asyncio.create_subprocess_exec(
         *command, "-keyout", "key.pem", "-out", "cert.pem", cwd=folder, stderr=asyncio.subprocess.DEVNULL
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert await made.wait() == 0
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -205,7 +211,7 @@ async def test_https_goes_through_the_proxys_tunnel_and_trusts_the_ca_of_the_env
         sink.close()
 
     body = json.dumps(WHOLE).encode()
-    async with kit.vendor_of(kit.answers(200, body), tls=tls) as secure, tcp(tunnel) as port:
+    async with kit.vendor_of(kit.answers(200, body), tls=tls) as secure, tcp(kit, tunnel) as port:
         proxy = f"http://127.0.0.1:{port}"
         spec = f"custom:m@{secure.url}"
         trusted = await said_elsewhere(spec, HTTPS_PROXY=proxy, SSL_CERT_FILE=str(tmp_path / "cert.pem"))

@@ -12,7 +12,9 @@ from dualclaw_server.engine.model import ModelError, TextDelta
 from dualclaw_server.models.endpoint import ModelTimeouts
 
 KEY = "sk-test-0123456789abcdef"
-QUICK = ModelTimeouts(connect=2, first_token=0.5, idle=0.4, stalled=1.5, after_finish=0.2, whole=1)
+PATIENCE = 60.0
+QUICK_START = ModelTimeouts(first_token=0.5, whole=1)
+QUICK_IDLE = ModelTimeouts(idle=0.4)
 
 
 async def failure_of(kit, vendor, script, timeouts=None):
@@ -247,15 +249,15 @@ async def test_a_server_that_speaks_no_http(kit, vendor) -> None:
 
 async def silent(connection, asked) -> None:
     """Never answer."""
-    await connection.closed_by_peer(10)
+    await connection.closed_by_peer()
 
 
 async def test_no_headers_in_time_is_a_timeout(kit, vendor) -> None:
     """The first-token wait includes the headers; ``generate`` has its own, longer bound."""
     start = asyncio.get_running_loop().time()
-    error = await failure_of(kit, vendor, silent, QUICK)
+    error = await failure_of(kit, vendor, silent, QUICK_START)
     assert (error.reason, error.retryable) == ("MODEL_TIMEOUT", True)
-    assert 1.4 < asyncio.get_running_loop().time() - start < 6
+    assert 1.4 < asyncio.get_running_loop().time() - start < PATIENCE
 
 
 async def test_keepalives_are_no_first_token(kit, vendor) -> None:
@@ -267,8 +269,8 @@ async def test_keepalives_are_no_first_token(kit, vendor) -> None:
             await connection.send(b": ping\n\n")
             await asyncio.sleep(0.05)
 
-    async with vendor(script) as served, kit.model_at(served, timeouts=QUICK) as model:
-        outcome = await kit.play(model, within=3)
+    async with vendor(script) as served, kit.model_at(served, timeouts=ModelTimeouts(first_token=3)) as model:
+        outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.error.retryable) == ("MODEL_TIMEOUT", True)
     assert "first token" in outcome.error.message
 
@@ -278,10 +280,10 @@ async def test_silence_after_the_first_token_is_a_timeout(kit, vendor) -> None:
 
     async def script(connection, asked) -> None:
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("part"), done=False))
-        await connection.closed_by_peer(10)
+        await connection.closed_by_peer()
 
-    async with vendor(script) as served, kit.model_at(served, timeouts=QUICK) as model:
-        outcome = await kit.play(model, within=3)
+    async with vendor(script) as served, kit.model_at(served, timeouts=QUICK_IDLE) as model:
+        outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.text) == ("MODEL_TIMEOUT", "part")
 
 
@@ -290,7 +292,7 @@ async def test_keepalives_bridge_silence_but_not_for_ever(kit, vendor) -> None:
 
     async def script(connection, asked) -> None:
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("one"), done=False))
-        for _ in range(12):
+        for _ in range(50):
             await asyncio.sleep(0.05)
             await connection.send(b": ping\n\n")
         await connection.send(kit.event_bytes(kit.chunk("two"), done=False))
@@ -298,8 +300,9 @@ async def test_keepalives_bridge_silence_but_not_for_ever(kit, vendor) -> None:
             await asyncio.sleep(0.05)
             await connection.send(b": ping\n\n")
 
-    async with vendor(script) as served, kit.model_at(served, timeouts=QUICK) as model:
-        outcome = await kit.play(model, within=5)
+    timeouts = ModelTimeouts(idle=2, stalled=6)
+    async with vendor(script) as served, kit.model_at(served, timeouts=timeouts) as model:
+        outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.text) == ("MODEL_TIMEOUT", "onetwo")
 
 
@@ -311,13 +314,13 @@ async def test_a_slow_consumer_is_no_silent_model(kit, vendor) -> None:
         await asyncio.sleep(0.1)
         await connection.send(kit.event_bytes(kit.chunk("b"), kit.chunk(finish="stop")))
 
-    async with vendor(script) as served, kit.model_at(served, timeouts=QUICK) as model:
+    async with vendor(script) as served, kit.model_at(served, timeouts=ModelTimeouts(idle=2)) as model:
         text = ""
-        async with asyncio.timeout(5), aclosing(model.stream(kit.asking())) as stream:
+        async with asyncio.timeout(PATIENCE), aclosing(model.stream(kit.asking())) as stream:
             async for item in stream:
                 if isinstance(item, TextDelta):
                     text += item.text
-                    await asyncio.sleep(0.6)
+                    await asyncio.sleep(2.2)
     assert text == "ab"
 
 
@@ -335,15 +338,16 @@ async def test_cancelling_closes_the_connection_at_once(kit, vendor, when: str) 
     async with vendor(script) as served, kit.model_at(served) as model:
         before = asyncio.all_tasks()
         task = asyncio.create_task(kit.play(model))
-        await asyncio.wait_for(reached.wait(), 2)
+        await asyncio.wait_for(reached.wait(), PATIENCE)
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.wait_for(closed, 2)
+        assert await asyncio.wait_for(closed, PATIENCE)
         assert task.cancelled()
-        await asyncio.sleep(0.05)
-        assert {left for left in asyncio.all_tasks() if "serve" not in repr(left)} <= before
+        async with asyncio.timeout(PATIENCE):
+            while not {left for left in asyncio.all_tasks() if "serve" not in repr(left)} <= before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_closing_the_generator_closes_the_connection_at_once(kit, vendor) -> None:
@@ -355,9 +359,9 @@ async def test_closing_the_generator_closes_the_connection_at_once(kit, vendor) 
         closed.set_result(await connection.closed_by_peer())
 
     async with vendor(script) as served, kit.model_at(served) as model:
-        async with asyncio.timeout(5), aclosing(model.stream(kit.asking())) as stream:
+        async with asyncio.timeout(PATIENCE), aclosing(model.stream(kit.asking())) as stream:
             assert await anext(stream) == TextDelta("part")
-        assert await asyncio.wait_for(closed, 1)
+        assert await asyncio.wait_for(closed, PATIENCE)
 
 
 async def test_a_hundred_and_fifty_calls_at_once_do_not_wait_for_each_other(kit, vendor) -> None:

@@ -13,9 +13,10 @@ from dualclaw_server.engine.model import ModelError, ModelResponse, ReasoningDel
 from dualclaw_server.models.endpoint import ModelTimeouts
 
 KEY = "sk-test-0123456789abcdef"
+PATIENCE = 60.0
 
 
-async def outcome_of(kit, vendor, script, timeouts=None, within=20):
+async def outcome_of(kit, vendor, script, timeouts=None, within=PATIENCE):
     """Play one stream against a script."""
     async with vendor(script) as served, kit.model_at(served, KEY, timeouts=timeouts) as model:
         return await kit.play(model, within=within)
@@ -34,7 +35,7 @@ async def test_one_read_is_one_delta_and_the_next_read_another(kit, vendor) -> N
     async with (
         vendor(script) as served,
         kit.model_at(served) as model,
-        asyncio.timeout(5),
+        asyncio.timeout(PATIENCE),
         aclosing(model.stream(kit.asking())) as stream,
     ):
         assert await anext(stream) == TextDelta("Hello")
@@ -221,12 +222,11 @@ async def test_ps29_done_ends_at_once_and_closes_the_connection(kit, vendor) -> 
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("hi"), kit.chunk(finish="stop")) + b": ping\n\n")
         closed.set_result(await connection.closed_by_peer())
 
-    async with vendor(script) as served, kit.model_at(served) as model:
-        start = asyncio.get_running_loop().time()
+    patient = ModelTimeouts(after_finish=10 * PATIENCE)  # so that only the end mark can have ended it in time
+    async with vendor(script) as served, kit.model_at(served, timeouts=patient) as model:
         outcome = await kit.play(model)
         assert outcome.text == "hi"
-        assert asyncio.get_running_loop().time() - start < 1
-        assert await asyncio.wait_for(closed, 2)
+        assert await asyncio.wait_for(closed, PATIENCE)
 
 
 async def test_an_open_connection_after_the_finish_reason_ends_the_answer_as_it_is(kit, vendor) -> None:
@@ -234,16 +234,19 @@ async def test_an_open_connection_after_the_finish_reason_ends_the_answer_as_it_
 
     async def script(connection, asked) -> None:
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("hi"), kit.chunk(finish="stop"), done=False))
-        for _ in range(100):
+        while not connection.reader.at_eof():
             await connection.send(b": ping\n\n")
             await asyncio.sleep(0.05)
 
-    outcome = await outcome_of(kit, vendor, script, ModelTimeouts(after_finish=0.2), within=3)
+    outcome = await outcome_of(kit, vendor, script, ModelTimeouts(after_finish=0.2))
     assert (outcome.text, outcome.error) == ("hi", None)
 
 
 async def test_connections_are_used_again_after_a_whole_answer(kit, vendor) -> None:
-    """Two answers in a row go over one connection, though both are left at [DONE]."""
+    """Answers in a row go over one connection, though each is left at [DONE].
+
+    One whose end does not follow soon is not waited for: a machine that stands still at that moment costs a connection.
+    """
 
     async def script(connection, asked) -> None:
         body = kit.event_bytes(kit.chunk("hi"), kit.chunk(finish="stop"))
@@ -253,9 +256,10 @@ async def test_connections_are_used_again_after_a_whole_answer(kit, vendor) -> N
         await connection.send(b"0\r\n\r\n")
 
     async with kit.vendor_of(script, keep_alive=True) as served, kit.model_at(served) as model:
-        for _ in range(3):
+        for _ in range(12):
             assert (await kit.play(model.with_tools([]))).text == "hi"
-        assert (len(served.asked), served.connections) == (3, 1)
+        assert len(served.asked) == 12
+        assert served.connections <= 4
 
 
 BROKEN = {
@@ -420,8 +424,8 @@ async def test_a_stream_nobody_asked_for_ends_at_its_end_mark(kit, vendor) -> No
 
     async def script(connection, asked) -> None:
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk("Hel"), kit.chunk("lo", "stop")))
-        await asyncio.sleep(60)
+        await connection.closed_by_peer(10 * PATIENCE)
 
-    async with vendor(script) as served, kit.model_at(served, KEY) as model, asyncio.timeout(10):
+    async with vendor(script) as served, kit.model_at(served, KEY) as model, asyncio.timeout(PATIENCE):
         response = await model.generate(kit.asking())
     assert "".join(part.text for part in response.message.parts) == "Hello"

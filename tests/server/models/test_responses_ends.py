@@ -129,7 +129,7 @@ def test_hidden_reasoning_is_a_sign_of_life() -> None:
 
 async def test_keepalives_alone_do_not_keep_a_call_open(kit, vendor) -> None:
     """Once it has begun, a stream of nothing but keepalives ends as a timeout."""
-    quick = ModelTimeouts(idle=20, stalled=0.4)
+    quick = ModelTimeouts(idle=60, stalled=0.4)
 
     async def script(connection, asked) -> None:
         await connection.send(kit.SSE_HEAD + kit.event_bytes(delta("output_text", "A"), done=False))

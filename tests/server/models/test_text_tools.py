@@ -110,11 +110,11 @@ async def test_an_imagined_observation_ends_the_call_at_the_vendor(kit, vendor) 
     async def script(connection, asked) -> None:
         text = 'Action: search\nAction Input: {"q": 1}\nObservation: found it\nFinal Answer: 1'
         await connection.send(kit.SSE_HEAD + kit.event_bytes(kit.chunk(text), done=False))
-        closed.set_result(await connection.closed_by_peer(10))
+        closed.set_result(await connection.closed_by_peer())
 
     async with vendor(script) as served, kit.model_at(served) as inner:
         outcome = await kit.play(TextToolsModel(inner).with_tools([SEARCH]))
-        assert await asyncio.wait_for(closed, 10)
+        assert await asyncio.wait_for(closed, 60)
     assert outcome.text == ""
     assert [call[1:] for call in outcome.calls] == [("search", '{"q": 1}')]
     assert outcome.response.finish_reason == "tool_calls"

@@ -58,24 +58,29 @@ def done(text: str = "", stop_reason: str = "finished") -> EngineEvent:
     return make_done(message_id="m", conversation_id="c", content=text, stop_reason=stop_reason)
 
 
-async def until(condition: Callable[[], bool], limit: float = 5.0) -> None:
-    """Wait until something is so; TimeoutError when it is not within the limit."""
-    async with asyncio.timeout(limit):
+TIMEOUT = 60.0
+"""Seconds a test waits for anything; only a test that fails needs so many."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; TimeoutError when it does not come to be."""
+    async with asyncio.timeout(TIMEOUT):
         while not condition():  # noqa: ASYNC110  # what is watched has no event to wait for
             await asyncio.sleep(0.01)
 
 
 class WatchedStore(MemoryStore):
-    """A memory store that counts its open followers and can make them late."""
+    """A memory store that counts its followers and can make them late."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.following = 0
+        self.following = self.followed = 0
         self.on_time = asyncio.Event()
         self.on_time.set()
 
     async def follow(self, key: RunKey, after: int) -> AsyncGenerator[Sequence[Frame], None]:
         self.following += 1
+        self.followed += 1
         try:
             async with contextlib.aclosing(super().follow(key, after)) as batches:
                 async for frames in batches:
@@ -233,6 +238,7 @@ class Bench:
     async def span(self) -> ReadableSpan:
         """Return the one finished span; more than one, or none, fails."""
         await self.settle()
+        await until(lambda: bool(self.spans.get_finished_spans()))
         await asyncio.sleep(0.05)
         (span,) = self.spans.get_finished_spans()
         return span

@@ -18,7 +18,7 @@ from dualclaw.errors import EngineError, FieldError
 from dualclaw.status import error_from_rpc
 from dualclaw_server.engine.caller import TraceParent
 from dualclaw_server.engine.store import Fenced, Full, RunKey, Unavailable
-from tests.server.servicers.conftest import SUCCEEDED, Bench, Serve, delta, done, question
+from tests.server.servicers.conftest import SUCCEEDED, TIMEOUT, Bench, Serve, delta, done, question
 
 
 async def refusal_of_run(
@@ -26,7 +26,7 @@ async def refusal_of_run(
 ) -> EngineError:
     bench.runs.failure = failure
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await bench.engine.Run(request or question()).read()
     return error_from_rpc(caught.value)
 
@@ -93,7 +93,7 @@ async def test_the_deadline_seen_by_a_handler_is_the_one_the_client_set(bench: B
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await bench.engine.Run(question(), timeout=0.4).read()
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0.3 < loop.time() - begun < 2
+    assert 0.3 < loop.time() - begun < TIMEOUT
     await bench.settle()
 
 
@@ -151,7 +151,7 @@ async def test_a_span_ends_once_with_the_code_of_an_abort_after_events(serve: Se
         assert (await bench.span()).attributes["rpc.grpc.status_code"] == 14
 
 
-@pytest.mark.parametrize(("timeout", "code"), [(None, 1), (0.3, 4)])
+@pytest.mark.parametrize(("timeout", "code"), [(None, 1), (3, 4)])
 async def test_a_span_ends_once_with_cancelled_or_deadline_exceeded(
     bench: Bench, timeout: float | None, code: int
 ) -> None:

@@ -118,6 +118,6 @@ def test_a_log_line_is_one_json_object_with_trace_and_redacted_traceback() -> No
 )
 def test_masking_takes_time_in_proportion_to_the_text(piece: str) -> None:
     """Texts of callers and tools pass here on the event loop: none may hold it up, however it is made."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     Redactor(["plain-S3CRETVALUE"]).text(piece * 10_000)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 10  # in proportion to its square it would take minutes

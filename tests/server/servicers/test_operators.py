@@ -92,7 +92,7 @@ class Desk:
 
     async def ask(self, request: RunRequest | None = None, metadata: Metadata = USER) -> EngineEvent:
         """Ask and return the last event of the segment."""
-        call = self.engine.Run(request or question(), metadata=metadata, timeout=20)
+        call = self.engine.Run(request or question(), metadata=metadata, timeout=60)
         return [event async for message in call for event in message.events][-1]
 
     async def inspect(self, run_id: str) -> InspectRunResponse:
@@ -104,7 +104,7 @@ class Desk:
 
     async def ended(self, run_id: str, *ends: RunState.ValueType) -> None:
         """Wait until a run is in one of these states."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.store.head(RunKey("acme", run_id))).state not in ends:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -227,11 +227,11 @@ async def test_a_run_at_work_shows_its_worker_its_lease_and_its_calls(desk: Open
     )
     async with desk(*turns, agents=[boss]) as served:
         call = served.engine.Run(question("start"), metadata=USER)
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
         run_id = dict(await call.initial_metadata())["dualclaw-run-id"]
         phases: dict[str, Phase.ValueType] = {}
         wanted = {"quick": Phase.PHASE_OK, "breaks": Phase.PHASE_FAIL, "clerk": Phase.PHASE_START}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while phases != {**wanted, "hangs": Phase.PHASE_START}:
                 shown = await served.inspect(run_id)
                 phases = {item.tool_name: item.phase for item in shown.open_calls}

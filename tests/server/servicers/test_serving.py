@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from dualclaw import AttachRequest
-from tests.server.servicers.conftest import SUCCEEDED, Serve, delta, done, question, until
+from tests.server.servicers.conftest import SUCCEEDED, TIMEOUT, Serve, delta, done, question, until
 
 
 async def test_a_drain_waits_for_calls_and_their_cleanup(serve: Serve) -> None:
@@ -22,7 +22,7 @@ async def test_a_drain_waits_for_calls_and_their_cleanup(serve: Serve) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await reading
         assert caught.value.code() == grpc.StatusCode.INTERNAL
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(TIMEOUT):
             await draining
         assert bench.server.open_calls == 0
 

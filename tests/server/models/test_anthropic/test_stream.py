@@ -258,12 +258,12 @@ async def test_message_stop_ends_the_answer_though_the_connection_stays_open(cla
         await connection.send(
             kit.SSE_HEAD + claude.stream(claude.begin(), *claude.text(0, "t"), claude.finish(), claude.END) + late
         )
-        assert await connection.closed_by_peer(within=10)
+        assert await connection.closed_by_peer()
         closed.set()
 
     async with vendor(script) as served, claude.model_at(served) as model:
         outcome = await kit.play(model)
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), 60)
     assert (outcome.text, outcome.error) == ("t", None)
 
 
@@ -277,7 +277,7 @@ async def test_pings_do_not_keep_a_silent_answer_open_for_ever(claude, kit, vend
 
     timeouts = ModelTimeouts(stalled=0.3)
     async with vendor(script) as served, claude.model_at(served, timeouts=timeouts) as model:
-        outcome = await kit.play(model, within=10)
+        outcome = await kit.play(model)
     assert (outcome.error.reason, outcome.error.retryable, outcome.text) == ("MODEL_TIMEOUT", True, "half")
     assert claude.usage_of(outcome.error.usage) == {"input_tokens": 9, "output_tokens": 1}
 
@@ -293,12 +293,12 @@ async def test_hidden_thinking_counts_as_the_first_token(claude, kit, vendor) ->
         await go_on.wait()
         await connection.send(claude.stream(claude.stop(0), *claude.text(1, "t"), claude.finish(), claude.END))
 
-    timeouts = ModelTimeouts(first_token=0.3, idle=20)
+    timeouts = ModelTimeouts(first_token=3, idle=60)
     async with vendor(script) as served, claude.model_at(served, timeouts=timeouts) as model:
         playing = asyncio.create_task(kit.play(model))
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(3.2)
         go_on.set()
-        outcome = await asyncio.wait_for(playing, 10)
+        outcome = await asyncio.wait_for(playing, 60)
     assert (outcome.text, outcome.error) == ("t", None)
 
 
