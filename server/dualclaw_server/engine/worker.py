@@ -6,6 +6,8 @@ Rules
 - The work item is acknowledged only after this worker's own terminal frame. In every other case it is put
   back: when the agent is not here, when the state is newer than this engine, when the store fails, when the
   process drains. Only to cancel a run its agent is not needed: it may be gone for good.
+- Several claims wait side by side (``CLAIMERS``), so that runs that come at once share the store's commits and round
+  trips. Each has a place within the capacity before it asks. While the store fails, one of them goes on trying.
 - What cannot be worked on is tried again after a delay that grows (``backoff``), so a full disk or a missing agent
   makes no busy loop.
 - Whoever claims a run while its last writer still writes is refused, though the run is its own: it looks again soon
@@ -51,6 +53,8 @@ RETRY = FIRST
 """Seconds before an item that cannot be worked on now is delivered again, the first time."""
 _CONTENDED, _CONTENDED_MOST = 0.1, 5.0
 """Seconds before a run that another writer was faster at is looked at again; the first time, and at most."""
+CLAIMERS = 8
+"""Claims under way at most. A process that freezes keeps what these are given for a lease, so they are few."""
 _CLAIM_WAIT = 5.0
 _CLAIM_RETRY = 1.0
 _CLAIM_RETRY_MOST = 30.0
@@ -109,7 +113,7 @@ class Worker:
         """Also works that this very process has lost, and the run of which it may have taken anew."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.TimerHandle | None = None
-        self._claims_failed = 0
+        self._store_answers = asyncio.Event()
         self._takeover = Takeover(store, agents, model)
         self._draining = asyncio.Event()
         store.on_signal(self._on_signal)
@@ -118,20 +122,43 @@ class Worker:
         """Claim and work on runs until drained or cancelled."""
         stopping = asyncio.create_task(self._draining.wait(), name="drain")
         try:
-            while not self._draining.is_set():
-                await self._capacity.acquire()
-                claim = None
-                try:
-                    claim = await self._next_claim(stopping)
-                finally:
-                    if claim is None:
-                        self._capacity.release()
-                if claim is not None:
-                    task = asyncio.create_task(self._work(claim), name=f"run {claim.key.run_id}")
-                    self._tasks.add(task)
-                    task.add_done_callback(self._worked)
+            async with asyncio.TaskGroup() as claimers:
+                for number in range(CLAIMERS):
+                    claimers.create_task(self._claim_on(stopping, scout=number == 0), name=f"claims {number}")
         finally:
             stopping.cancel()
+
+    async def _claim_on(self, stopping: asyncio.Task[Literal[True]], *, scout: bool) -> None:
+        """Claim one run after another. After a failure the scout tries again, and the others wait for it."""
+        failed = 0
+        while not self._draining.is_set():
+            await self._capacity.acquire()
+            claim = None
+            try:
+                claim = await self._next_claim(stopping)
+            except StoreError as error:
+                self._store_answers.clear()
+                failed += 1
+                problem = error
+            else:
+                failed = 0
+                if scout:
+                    self._store_answers.set()
+            finally:
+                if claim is None:
+                    self._capacity.release()
+            if claim is not None:
+                task = asyncio.create_task(self._work(claim), name=f"run {claim.key.run_id}")
+                self._tasks.add(task)
+                task.add_done_callback(self._worked)
+            elif failed and scout:
+                delay = min(_CLAIM_RETRY * 2.0 ** min(failed - 1, 60), _CLAIM_RETRY_MOST)
+                log.error("the store gives no work: %r; trying again in %g s", problem, delay)
+                await asyncio.wait((stopping,), timeout=delay)
+            elif failed:
+                answers = asyncio.create_task(self._store_answers.wait(), name="store")
+                await asyncio.wait((stopping, answers), return_when=asyncio.FIRST_COMPLETED)
+                answers.cancel()
 
     async def drain(self, grace: float) -> None:
         """Claim no more, give runs ``grace`` seconds to end, then put the rest back for another process."""
@@ -144,22 +171,13 @@ class Worker:
             await asyncio.wait(set(self._tasks), timeout=_STOP_TIMEOUT)
 
     async def _next_claim(self, stopping: asyncio.Task[Literal[True]]) -> Claim | None:
-        """Return the next item; None when there is none, or when the process drains."""
+        """Return the next item; None when there is none, or when the process drains. Raises StoreError."""
         claiming = asyncio.ensure_future(self._store.claim("default", self._name, _CLAIM_WAIT))
         taken = False
         try:
             await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
             taken = claiming.done() and not self._draining.is_set()
-            claim = claiming.result() if taken else None
-            self._claims_failed = 0
-            return claim
-        except StoreError as error:
-            delay = min(_CLAIM_RETRY * 2.0 ** min(self._claims_failed, 60), _CLAIM_RETRY_MOST)
-            self._claims_failed += 1
-            log.error("the store gives no work: %r; trying again in %g s", error, delay)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stopping), delay)
-            return None
+            return claiming.result() if taken else None
         finally:
             if not taken:
                 await self._give_back(claiming)

@@ -23,7 +23,8 @@ from dualclaw_server.stores.sqlite import SqliteStore
 
 CALLER = Caller("tenant", "subject", frozenset({"user", "operator"}))
 TRACE = TraceParent("a" * 32)
-TIMEOUT = 20.0
+TIMEOUT = 60.0
+"""Seconds a test waits for anything; only a test that fails needs so many."""
 
 
 @dataclass
@@ -124,6 +125,13 @@ class Engine:
         return list(page.items)
 
 
+async def until(found: Callable[[], bool]) -> None:
+    """Wait until something is so that has no event to wait for."""
+    async with asyncio.timeout(TIMEOUT):
+        while not found():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 ANSWER: dict[str, object] = {"say": [{"text": "Hello, world", "chunk": 2}]}
 
 
@@ -194,16 +202,21 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 async def open_engine(store: RunStore) -> AsyncIterator[Opener]:
-    """Give a function that opens engines for an agent and the turns of its model; all are drained at the end."""
-    stack: list[tuple[Engine, asyncio.Task[None]]] = []
+    """Give a function that opens an engine for an agent and the turns of its model, in place of the one before."""
+    opened: list[tuple[Engine, asyncio.Task[None]]] = []
+
+    async def close() -> None:
+        while opened:
+            engine, serve = opened.pop()
+            await engine.runner.drain(0)
+            serve.cancel()
+            await asyncio.wait({serve}, timeout=5)
 
     async def opener(agent: Agent, *script: dict[str, object]) -> Engine:
+        await close()  # on one store, either would take the other's runs
         engine = Engine(store, [agent], script)
-        stack.append((engine, asyncio.create_task(engine.runner.serve())))
+        opened.append((engine, asyncio.create_task(engine.runner.serve())))
         return engine
 
     yield opener
-    for engine, serve in stack:
-        await engine.runner.drain(0)
-        serve.cancel()
-        await asyncio.wait({serve}, timeout=5)
+    await close()
