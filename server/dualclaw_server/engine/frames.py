@@ -5,8 +5,9 @@ Rules
 - Unsent text waits as text. Sealing merges it into one event, gives it its seq and its bytes, once: the log,
   every stream and every subscriber share them. The event is folded into ``view`` at the same moment, so the
   engine reads the very text that clients will read.
-- The first text after a quiet time commits at once. While a commit is in flight, or the last one of mere text began
-  less than FRAME_TIME ago, text accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
+- The first text after a quiet time commits at once: at the end of the loop's turn, with all that came in one read of
+  the model. While a commit is in flight, or the last one of mere text began less than FRAME_TIME ago, text
+  accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
 - Nothing follows the first frame of an epoch before that is committed. Until then the log may still be another
@@ -103,7 +104,7 @@ class FrameWriter:
         self._held: list[tuple[Frame, int, asyncio.Future[int]]] = []
         """Frames that wait for the first one, with the version they expect."""
         self._last_text = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._room: asyncio.Future[None] | None = None
         self.failure: BaseException | None = None
 
@@ -240,7 +241,7 @@ class FrameWriter:
     def _flush_when_due(self) -> None:
         wait = self._last_text + FRAME_TIME - self._loop.time()
         if wait <= 0:
-            self._flush()
+            self._timer = self._loop.call_soon(self._on_timer)
         else:
             self._timer = self._loop.call_later(wait, self._on_timer)
 

@@ -14,6 +14,8 @@ from dualclaw_server.engine.frames import FRAME_TIME, MAX_TEXT, MAX_WAITING, Fra
 from dualclaw_server.engine.store import Fenced, Frame, NewRun, RunKey, StoreError
 from dualclaw_server.stores.memory import MemoryStore
 
+from .conftest import TIMEOUT
+
 KEY = RunKey("t", "run")
 
 
@@ -71,19 +73,36 @@ async def logged(store: MemoryStore) -> list[EngineEvent]:
     return events
 
 
+async def texts_logged(store: MemoryStore, count: int) -> list[str]:
+    """Wait until the log has so many events of text; return what they say."""
+    async with asyncio.timeout(TIMEOUT):
+        while len(events := await logged(store)) < count:  # noqa: ASYNC110
+            await asyncio.sleep(FRAME_TIME)
+    return [event.delta.content for event in events]
+
+
 async def test_the_first_text_after_a_quiet_time_commits_at_once(store: GatedStore) -> None:
     """A person sees the first token without waiting for a frame to fill; what follows soon waits for its frame."""
     writer = make_writer(store)
-    writer.text("He")
-    assert [frame.count for frame in store.frames] == [1]
     began = asyncio.get_running_loop().time()
+    writer.text("H")
+    writer.text("e")
     await settle()
+    assert [frame.count for frame in store.frames] == [1]
     writer.text("llo")
     soon = asyncio.get_running_loop().time() - began < FRAME_TIME / 2
     assert len(store.frames) == 1 or not soon  # a machine that is so slow proves nothing
-    await asyncio.sleep(FRAME_TIME * 2)
+    assert await texts_logged(store, 2) == ["He", "llo"]
     assert len(store.frames) == 2
-    assert [event.delta.content for event in await logged(store)] == ["He", "llo"]
+
+
+async def test_a_last_text_goes_with_the_end_it_comes_with(store: GatedStore) -> None:
+    """What one read of the model brings is one frame: an answer that comes at once is one message to its reader."""
+    writer = make_writer(store)
+    writer.text("all")
+    await writer.commit(checkpoint=b"x", ends_segment=True, state=RunState.RUN_STATE_SUCCEEDED)
+    await settle()
+    assert [(frame.count, frame.durable) for frame in store.frames] == [(1, True)]
 
 
 async def test_text_accumulates_while_a_commit_is_in_flight(store: GatedStore) -> None:
@@ -95,8 +114,7 @@ async def test_text_accumulates_while_a_commit_is_in_flight(store: GatedStore) -
         await asyncio.sleep(FRAME_TIME / 4)
     assert len(store.frames) == 1
     store.gate.set()
-    await asyncio.sleep(FRAME_TIME * 2)
-    assert [event.delta.content for event in await logged(store)] == ["a", "bcdefgh"]
+    assert await texts_logged(store, 2) == ["a", "bcdefgh"]
 
 
 async def test_another_event_seals_the_text_before_it(store: GatedStore) -> None:
@@ -137,7 +155,7 @@ async def test_the_model_is_held_back_when_commits_fall_behind(store: GatedStore
     await asyncio.sleep(FRAME_TIME)
     assert not waiting.done()
     store.gate.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, TIMEOUT)
     assert not writer.congested
     assert len(writer.view.text) <= MAX_WAITING + 20_000
 
@@ -169,7 +187,7 @@ async def test_a_congested_reader_learns_of_the_failure(store: GatedStore) -> No
     await settle()
     store.gate.set()
     with pytest.raises(Fenced):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, TIMEOUT)
 
 
 async def test_cancelling_a_wait_for_a_commit_does_not_break_the_writer(store: GatedStore) -> None:
@@ -246,6 +264,7 @@ async def test_a_step_is_never_committed_without_the_state_it_belongs_to(store: 
     writer = make_writer(store)
     store.gate.clear()
     writer.text("a")
+    await settle()
     writer.text("b")
     writer.event(make_step("thinking", text="hm", index=0))
     store.gate.set()
