@@ -247,7 +247,9 @@ class EngineClient:
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Req, _Resp], request: _Req, token: str | None
     ) -> _Resp:
         try:
-            return await method(request, metadata=self._call_metadata(token), timeout=UNARY_TIMEOUT)
+            answer = await method(request, metadata=self._call_metadata(token), timeout=UNARY_TIMEOUT)
+            self._link.reached = True
+            return answer
         except grpc.aio.AioRpcError as error:
             raise lost(error, self._link, request).error from None
         except asyncio.CancelledError:

@@ -62,6 +62,8 @@ class Link:
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.target = target
         self.closed = False
+        self.reached = False
+        """An engine has answered a call."""
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._engine: EngineServiceAsyncStub | None = None
@@ -129,6 +131,7 @@ class Call:
             raise self._judged(error) from None
         if RUN_ID_KEY not in found:
             return None
+        self._link.reached = True
         return str(found[RUN_ID_KEY]), str(found.get(CONVERSATION_ID_KEY, ""))
 
     async def read(self) -> Sequence[EngineEvent] | None:
@@ -207,6 +210,7 @@ def lost(error: grpc.aio.AioRpcError, link: Link, request: object) -> Lost:
     code, connected = error.code(), not link.is_down()
     meant = error_from_rpc(error)
     if any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
+        link.reached = True
         return Lost(meant, again=False, attach=meant.reason in _ATTACH_LATER, connected=True)
     detail = {"detail": meant.message[:300]}
     if code is _Code.UNAVAILABLE and connected:
@@ -221,7 +225,7 @@ def lost(error: grpc.aio.AioRpcError, link: Link, request: object) -> Lost:
         text = f"what answers at {link.target} is no dualclaw engine, or one of another version"
         hint = "Check the address; DUALCLAW_ENGINE or --engine names the engine."
         meant = EngineError("INTERNAL", text, {"grpc_code": code.name, "hint": hint, **detail})
-    return Lost(meant, again=code in _START_LOST, attach=code in _ATTACH_LOST, connected=connected)
+    return Lost(meant, again=code in _START_LOST, attach=code in _ATTACH_LOST, connected=connected, known=link.reached)
 
 
 def reraise_own_cancellation() -> None:

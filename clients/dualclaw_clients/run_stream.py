@@ -12,7 +12,8 @@ Rules, and why:
 - A seq that was seen is dropped, a seq that is missing counts as a loss: every event comes once, in order.
 - Trouble ends by progress. Without a new event for ``Reconnect.total`` seconds the stream raises.
 - "Nobody listens there" at the very first attempt raises at once: waiting would not help a person who has
-  mistyped the address.
+  mistyped the address. An engine that this client has reached before is waited for, ``Reconnect.start`` seconds: it
+  is being restarted, and a start carries a request_id.
 """
 
 import asyncio
@@ -64,14 +65,16 @@ class Lost(Exception):
         again: the transport failed, so a start may be sent again.
         attach: an attach may be tried again.
         connected: False when no connection could be made.
+        known: an engine has been reached at this place before.
     """
 
-    def __init__(self, error: EngineError, *, again: bool, attach: bool, connected: bool) -> None:
+    def __init__(self, error: EngineError, *, again: bool, attach: bool, connected: bool, known: bool = False) -> None:
         super().__init__(error.message)
         self.error = error
         self.again = again
         self.attach = attach
         self.connected = connected
+        self.known = known
 
 
 class StreamCall(Protocol):
@@ -93,6 +96,8 @@ class Reconnect:
 
     total: float = 60.0
     """Longest time without a new event before the stream raises; 0: never reconnect."""
+    start: float = 10.0
+    """Longest time a start (run, resume, attach) waits for an engine that was reached before; 0: not at all."""
     first: float = 0.1
     """Wait before the second attempt, doubled each time and spread by chance; the first one is made at once."""
     longest: float = 3.0
@@ -303,7 +308,7 @@ class RunStream:
             return False
         if self._accepted:
             return lost.attach
-        return lost.again and (lost.connected or self._trouble_since is not None)
+        return lost.again and (lost.connected or lost.known or self._trouble_since is not None)
 
     async def _open(self) -> None:
         request = self._request
@@ -347,7 +352,8 @@ class RunStream:
             delay = min(limits.longest, limits.first * 2 ** min(self._attempts - 1, 30)) * random.uniform(0.5, 1.5)
             delay = max(delay, lost.error.retry_after or 0.0)
         self._attempts += 1
-        if now + delay - since >= limits.total:
+        starts = not (self._accepted or lost.connected)
+        if now + delay - since >= (min(limits.start, limits.total) if starts else limits.total):
             if not self._accepted:
                 raise lost.error from None
             text = f"the stream was lost and not taken up again within {limits.total:g} s ({self._position()})"

@@ -329,6 +329,41 @@ async def test_trouble_without_end_raises_with_the_place_to_go_on_from(fake_engi
     assert caught.value.metadata["last_seq"] == "1"
 
 
+async def test_a_start_waits_for_an_engine_that_was_there_before(fake_engine, client):
+    """A restart of the engine fails nobody's question: the start is sent when the port is open again, once."""
+    fake_engine.on("Run", [DONE])
+    fake_engine.on("Run", [DONE])
+    async with client.run(question()) as stream:
+        await collect(stream)
+    await fake_engine.stop()
+
+    async def ask():
+        async with client.run(question()) as stream:
+            return await collect(stream)
+
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0.4)
+    assert not asking.done()
+    await fake_engine.start()
+    assert [event.WhichOneof("payload") for event in await asyncio.wait_for(asking, 60)] == ["done"]
+    assert len(fake_engine.calls_of("Run")) == 2
+
+
+@pytest.mark.parametrize("start", [0.0, 0.3])
+async def test_the_wait_of_a_start_is_bounded(fake_engine, start):
+    """An engine that stays away is told of after ``Reconnect.start`` seconds; 0: at once."""
+    fake_engine.on("Run", [DONE])
+    async with EngineClient(fake_engine.target, reconnect=Reconnect(start=start, first=0.02)) as client:
+        async with client.run(question()) as stream:
+            await collect(stream)
+        await fake_engine.stop()
+        began = time.monotonic()
+        with pytest.raises(EngineUnreachable, match="no engine answers"):
+            async with client.run(question()):
+                pass
+        assert time.monotonic() - began > start / 2
+
+
 async def test_no_engine_at_the_address_says_so_at_once(fake_engine):
     """A first connection that is refused is not tried again: the person is told what to do."""
     await fake_engine.stop()
