@@ -353,7 +353,7 @@ async def test_a_start_waits_for_an_engine_that_was_there_before(fake_engine, cl
 async def test_the_wait_of_a_start_is_bounded(fake_engine, start):
     """An engine that stays away is told of after ``Reconnect.start`` seconds; 0: at once."""
     fake_engine.on("Run", [DONE])
-    async with EngineClient(fake_engine.target, reconnect=Reconnect(start=start, first=0.02)) as client:
+    async with EngineClient(fake_engine.target, reconnect=Reconnect(start=start, first=0.02, longest=0.02)) as client:
         async with client.run(question()) as stream:
             await collect(stream)
         await fake_engine.stop()
