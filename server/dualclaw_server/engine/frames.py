@@ -7,7 +7,8 @@ Rules
   engine reads the very text that clients will read.
 - The first text after a quiet time commits at once: at the end of the loop's turn, with all that came in one read of
   the model. While a commit is in flight, or the last one of mere text began less than FRAME_TIME ago, text
-  accumulates; at MAX_TEXT it is sealed, and any other event seals what waits.
+  accumulates; at MAX_TEXT it is sealed, and any other event seals what waits. In a busy process frames begin together
+  (``pace``), but for those after a time so quiet that somebody is waiting.
 - ``commit`` makes a durable frame of all that waits, plus a checkpoint, messages, signals. Frames take effect
   in call order, so when a frame is committed every earlier one is.
 - Nothing follows the first frame of an epoch before that is committed. Until then the log may still be another
@@ -32,10 +33,13 @@ from typing import TypedDict, Unpack
 from dualclaw import EngineEvent, Run, RunState
 from dualclaw.events import make_rewind
 from dualclaw.fold import RunView
+from dualclaw_server.engine.pace import Cancellable, Pace
 from dualclaw_server.engine.store import Frame, RunKey, RunMessage, RunStore, StoreError, Sync
 
 FRAME_TIME = 0.020
 """Seconds between the starts of two frames of mere text."""
+QUIET = 0.250
+"""Seconds without text after which the next one keeps nobody waiting."""
 MAX_TEXT = 16 * 1024
 """Bytes of text merged into one event at most."""
 MAX_WAITING = 256 * 1024
@@ -66,6 +70,7 @@ class FrameWriter:
         epoch: epoch of this claim, one above the last.
         version: the log's version.
         envelope: an event without seq and payload, whose other fields go on every event.
+        pace: the process's.
 
     ``on_failure`` may be set: it is called once, on the event loop, when an append fails.
     """
@@ -79,6 +84,7 @@ class FrameWriter:
         epoch: int,
         version: int,
         envelope: EngineEvent,
+        pace: Pace,
     ) -> None:
         self._store = store
         self._key = key
@@ -90,6 +96,7 @@ class FrameWriter:
         self._piece.CopyFrom(envelope)
         self.on_failure: Callable[[BaseException], None] = _ignore
         self._loop = asyncio.get_running_loop()
+        self._pace = pace
         self._next_seq = view.last_seq + 1
         self._text: list[str] = []
         self._text_is_reasoning = False
@@ -104,7 +111,7 @@ class FrameWriter:
         self._held: list[tuple[Frame, int, asyncio.Future[int]]] = []
         """Frames that wait for the first one, with the version they expect."""
         self._last_text = 0.0
-        self._timer: asyncio.Handle | None = None
+        self._timer: Cancellable | None = None
         self._room: asyncio.Future[None] | None = None
         self.failure: BaseException | None = None
 
@@ -239,11 +246,10 @@ class FrameWriter:
         self._sealed_size += len(data)
 
     def _flush_when_due(self) -> None:
-        wait = self._last_text + FRAME_TIME - self._loop.time()
-        if wait <= 0:
+        if self._loop.time() - self._last_text > QUIET:
             self._timer = self._loop.call_soon(self._on_timer)
         else:
-            self._timer = self._loop.call_later(wait, self._on_timer)
+            self._timer = self._pace.begin_at(self._last_text + FRAME_TIME, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -256,6 +262,7 @@ class FrameWriter:
         self.seal()
         if self._sealed:
             self._last_text = self._loop.time()
+            self._pace.count()
             self._append(_RUNNING)
 
     def _append(self, state: RunState.ValueType, **durable: Unpack[_Durable]) -> asyncio.Future[int]:

@@ -27,6 +27,7 @@ from dualclaw_server.engine.inbox import find_cancel, resumes_in
 from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.lease import Lease
 from dualclaw_server.engine.model import ChatModel
+from dualclaw_server.engine.pace import Pace
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.store import Claim, Head, Loaded, RunMessage, RunStore
@@ -46,6 +47,8 @@ class Takeover:
         self._agents = agents
         self._model = model
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
+        self._pace: Pace | None = None
+        """Of the loop that the first run is taken over in."""
 
     async def take(
         self, claim: Claim, loaded: Loaded, record: RunRecord, checkpoint: Checkpoint
@@ -80,7 +83,10 @@ class Takeover:
         envelope = EngineEvent(
             trace_id=checkpoint.trace_id, tenant_id=key.tenant, claw=record.request.claw, run_id=key.run_id
         )
-        writer = FrameWriter(self._store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope)
+        self._pace = self._pace or Pace()
+        writer = FrameWriter(
+            self._store, key, view, epoch=head.epoch + 1, version=head.version, envelope=envelope, pace=self._pace
+        )
         below: dict[str, list[RunMessage]] = {}
         for message in loaded.messages:
             if message.scope not in ("", ASIDE):

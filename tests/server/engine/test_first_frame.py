@@ -9,6 +9,7 @@ import pytest
 from dualclaw import EngineEvent, RunResponse, RunState
 from dualclaw.fold import RunView
 from dualclaw_server.engine.frames import FrameWriter
+from dualclaw_server.engine.pace import Pace
 from dualclaw_server.engine.store import Fenced, StoreError
 from dualclaw_server.stores.memory import MemoryStore
 
@@ -36,7 +37,7 @@ async def folded(store: MemoryStore) -> RunView:
 def successor(store: MemoryStore, view: RunView, version: int) -> FrameWriter:
     """The writer of who takes a run over that stands there."""
     envelope = EngineEvent(trace_id="u" * 32, run_id=KEY.run_id)
-    return FrameWriter(store, KEY, view, epoch=2, version=version, envelope=envelope)
+    return FrameWriter(store, KEY, view, epoch=2, version=version, envelope=envelope, pace=Pace())
 
 
 async def test_a_claim_behind_a_refused_rewind_is_not_stored_by_accident(store: GatedStore) -> None:

@@ -11,6 +11,7 @@ from dualclaw import BusyPolicy, ContentPart, EngineEvent, Message, Role, Run, R
 from dualclaw.events import make_rewind, make_step
 from dualclaw.fold import RunView
 from dualclaw_server.engine.frames import FRAME_TIME, MAX_TEXT, MAX_WAITING, FrameWriter
+from dualclaw_server.engine.pace import Pace
 from dualclaw_server.engine.store import Fenced, Frame, NewRun, RunKey, StoreError
 from dualclaw_server.stores.memory import MemoryStore
 
@@ -57,7 +58,7 @@ async def create_run(store: MemoryStore) -> None:
 
 def make_writer(store: MemoryStore, version: int = 0, epoch: int = 1) -> FrameWriter:
     envelope = EngineEvent(trace_id="t" * 32, run_id=KEY.run_id)
-    return FrameWriter(store, KEY, RunView(), epoch=epoch, version=version, envelope=envelope)
+    return FrameWriter(store, KEY, RunView(), epoch=epoch, version=version, envelope=envelope, pace=Pace())
 
 
 async def settle() -> None:
