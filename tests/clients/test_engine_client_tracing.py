@@ -3,17 +3,15 @@
 import asyncio
 
 import pytest
+from opentelemetry.instrumentation.grpc import GrpcAioInstrumentorClient
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from dualclaw import ContentPart, Message, RunRequest
 from dualclaw.errors import EngineError
 from dualclaw.events import make_delta, make_done
 from dualclaw_clients.engine_client import EngineClient, EngineUnreachable, Reconnect
-
-pytest.importorskip("opentelemetry.instrumentation.grpc", reason="the instrumentation is not installed")
-from opentelemetry.instrumentation.grpc import GrpcAioInstrumentorClient
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 QUESTION = RunRequest(message=Message(parts=[ContentPart(text="hi")]))
 
