@@ -6,7 +6,7 @@ from collections.abc import Collection
 import pytest
 
 from dualclaw import RunRequest
-from dualclaw_clients.conformance.catalogue import checks_of, implied_by
+from dualclaw_clients.conformance.catalogue import checks_of
 from dualclaw_clients.conformance.engine_probe import EngineProbe
 from dualclaw_clients.conformance.playing import SCENES, play_engine
 from dualclaw_clients.conformance.seen import Evidence, Scene
@@ -15,6 +15,7 @@ from dualclaw_clients.conformance.verdict import failed_ids, judge
 
 from .broken.engine_proxy import Call, EngineProxy, Honest
 from .broken.engines import ENGINES, Broken
+from .broken.verdict import disagreements
 from .conftest import KEY, OTHER_KEY, GoodEngine
 
 AT_A_TIME = 16
@@ -87,10 +88,7 @@ async def test_every_broken_engine_fails_its_check_and_no_other(good_engine: Goo
     async def examine(broken: Broken) -> None:
         async with gate:
             found = await findings(good_engine, honest, broken)
-        missed = set(broken.fails) - set(found)
-        beyond = set(found) - set(broken.fails) - implied_by(broken.fails)
-        wrong.extend(f"{broken.name}: missed {id_}" for id_ in missed)
-        wrong.extend(f"{broken.name}: beyond {id_}: {found[id_][0]}" for id_ in beyond)
+        wrong.extend(disagreements(broken.name, broken.fails, found))
 
     async with asyncio.TaskGroup() as group:
         for broken in sorted(ENGINES, key=lambda one: (not one.scenes, one.timeout)):  # what takes longest first
