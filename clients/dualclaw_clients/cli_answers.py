@@ -22,6 +22,7 @@ from pathlib import Path
 from dualclaw import Decision, DecisionAction, InterruptItem, InterruptKind, ResumeRequest, Run, RunState
 from dualclaw.errors import EngineError
 from dualclaw.json_text import clean_text
+from dualclaw_clients.adapters.responses import response_json_of
 from dualclaw_clients.cli_parser import ACTIONS, SCOPES
 from dualclaw_clients.cli_render import Terminal, question_lines, safe_json, safe_line, short_name
 
@@ -217,18 +218,3 @@ def args_problem(text: str) -> str:
     except (ValueError, RecursionError) as error:
         return f"this is not JSON: {error}"
     return "" if isinstance(value, dict) else "this is JSON, but not one object such as {}"
-
-
-def response_json_of(text: str, schema_json: str) -> str:
-    """Return typed text as a response: a JSON string, or the JSON it is where the question wants something else."""
-    try:
-        schema = json.loads(schema_json or "{}")
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return safe_json(text)
-    if not isinstance(schema, dict):
-        return safe_json(text)
-    choices = schema.get("enum")
-    if isinstance(choices, list):
-        return text if text not in choices and json.loads(text) in choices else safe_json(text)
-    return text if schema.get("type", "string") != "string" else safe_json(text)

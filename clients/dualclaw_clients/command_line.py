@@ -19,6 +19,15 @@ def installed_version() -> str:
         return "unknown"
 
 
+def lacking(program: str, extra: str, error: ModuleNotFoundError) -> str:
+    """Return what to tell whoever starts a program of an extra that is not installed."""
+    package = (error.name or str(error)).partition(".")[0]
+    return (
+        f"{program}: the package {package} is not installed; it comes with the extra {extra}: "
+        f"pip install 'dualclaw[{extra}]', in a checkout .venv/bin/pip install -e '.[{extra}]'"
+    )
+
+
 def checked(check: Callable[[str], str]) -> Callable[[str], str]:
     """Return an argparse type from a check that raises ValueError, whose text argparse alone would not show."""
 

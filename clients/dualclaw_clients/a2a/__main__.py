@@ -3,7 +3,7 @@
 On SIGTERM or Ctrl-C it calls itself unhealthy, ends open streams at once, lets other calls finish within the grace
 time and exits; tasks go on in the engine, and callers subscribe to them again.
 
-Exit codes: 0 after that, 1 when it cannot listen, 2 for wrong arguments or settings.
+Exit codes: 0 after that, 1 when it cannot listen or its packages are missing, 2 for wrong arguments or settings.
 """
 
 import argparse
@@ -13,10 +13,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from dualclaw_clients.a2a.server import ListenError, open_claw
 from dualclaw_clients.a2a.settings import A2aSettings
-from dualclaw_clients.command_line import checked, installed_version, settings_help
+from dualclaw_clients.command_line import checked, installed_version, lacking, settings_help
 from dualclaw_clients.settings import SettingsError, check_listen, check_target, load_settings, unknown_names
+
+try:
+    from dualclaw_clients.a2a.server import ListenError, open_claw
+except ModuleNotFoundError as missing:
+    sys.exit(lacking("dualclaw-a2a", "a2a", missing))
 
 LOG = logging.getLogger("dualclaw.a2a")
 

@@ -26,7 +26,6 @@ from dualclaw import (
     RunRequest,
     SetInterceptorEnabledRequest,
 )
-from dualclaw.rpc import ENGINE_SERVICE
 from dualclaw_clients.conformance.engine_scenes import is_final
 from dualclaw_clients.conformance.seen import Exchange
 from dualclaw_clients.conformance.stage import (
@@ -35,6 +34,7 @@ from dualclaw_clients.conformance.stage import (
     BrokeOff,
     Players,
     Stage,
+    beside,
     conversation_of,
     decide,
     run_id_of,
@@ -67,11 +67,11 @@ async def busy(stage: Stage) -> None:
             )
             for _ in range(QUEUED)
         ]
-        waiting = []
-        for request in queue:  # one after the other, so that their order is known
-            waiting.append(asyncio.create_task(stage.probe.stream(request)))
-            await stage.runs_in("queued", conversation_id, len(waiting) + 1, waiting[-1])
-        try:
+        async with beside() as begin:
+            waiting: list[asyncio.Task[Exchange]] = []
+            for request in queue:  # one after the other, so that their order is known
+                waiting.append(begin(stage.probe.stream(request)))
+                await stage.runs_in("queued", conversation_id, len(waiting) + 1, waiting[-1])
             await stage.stream(
                 "overloaded",
                 stage.question("text", conversation_id=conversation_id, on_busy=BusyPolicy.BUSY_POLICY_QUEUE),
@@ -86,10 +86,6 @@ async def busy(stage: Stage) -> None:
             await active.rest()
             for number, task in enumerate(waiting):
                 stage.keep(f"waiting-{number}", await task)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
     stage.story("active")
     stage.story("replacing")
 
@@ -99,24 +95,17 @@ async def queue(stage: Stage) -> None:
     async with stage.opened("active", stage.question("slow", request_id=new_request_id()), 2) as active:
         run_id = active.events[0].run_id
         conversation_id = await _conversation(stage, run_id)
-        tasks = []
-        for label in ("first", "second"):
-            request = stage.question(
-                "text",
-                conversation_id=conversation_id,
-                request_id=new_request_id(),
-                on_busy=BusyPolicy.BUSY_POLICY_QUEUE,
-            )
-            tasks.append(asyncio.create_task(stage.stream(label, request)))
-            await stage.runs_in("waiting", conversation_id, len(tasks) + 1, tasks[-1])
-        try:
+        async with beside() as begin:
+            for place, label in enumerate(("first", "second"), 2):
+                request = stage.question(
+                    "text",
+                    conversation_id=conversation_id,
+                    request_id=new_request_id(),
+                    on_busy=BusyPolicy.BUSY_POLICY_QUEUE,
+                )
+                await stage.runs_in("waiting", conversation_id, place, begin(stage.stream(label, request)))
             await stage.call("cancel", CancelRequest(run_id=run_id))
             await active.rest()
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
     stage.story("first")
     stage.story("second")
     await stage.runs_in("after", conversation_id, 3)
@@ -143,7 +132,7 @@ async def refusals(stage: Stage) -> None:
     await stage.call("no-run-id", GetRunRequest())
     await stage.call("page-size", ListRunsRequest(page_size=-1))
     await stage.call("page-token", ListRunsRequest(page_token=NO_PAGE))
-    stage.keep("no-proto", await probe.send(ENGINE_SERVICE, "GetRun", GetRunRequest(), b"\xff\xff", GetRunResponse))
+    stage.keep("no-proto", await probe.send(GetRunRequest(), b"\xff\xff"))
     await stage.stream("long-agent", RunRequest(agent="x" * 50_000, message=hello))
     known = await stage.call("known", GetAgentRequest(agent=agent))
     if isinstance(known.response, GetAgentResponse):

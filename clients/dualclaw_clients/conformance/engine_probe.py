@@ -16,31 +16,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 from google.rpc import error_details_pb2, status_pb2
 
-from dualclaw import (
-    AttachRequest,
-    CancelRequest,
-    CancelResponse,
-    EngineEvent,
-    GetAgentRequest,
-    GetAgentResponse,
-    GetConversationRequest,
-    GetConversationResponse,
-    GetRunRequest,
-    GetRunResponse,
-    ListConversationsRequest,
-    ListConversationsResponse,
-    ListMessagesRequest,
-    ListMessagesResponse,
-    ListRunsRequest,
-    ListRunsResponse,
-    ResumeRequest,
-    RunRequest,
-    RunResponse,
-    SetInterceptorEnabledRequest,
-    SetInterceptorEnabledResponse,
-)
-from dualclaw.rpc import AGENT_SERVICE, CONVERSATION_SERVICE, ENGINE_SERVICE
+from dualclaw import AttachRequest, EngineEvent, ResumeRequest, RunRequest, RunResponse
 from dualclaw.status import DETAILS_KEY
+from dualclaw_clients.conformance.rpcs import RPC_OF
 from dualclaw_clients.conformance.seen import Exchange, Status
 
 _M = TypeVar("_M", bound=ProtoMessage)
@@ -50,17 +28,6 @@ MOST_EVENTS = 20_000
 """Events of a stream that are read; no scenario has a fifth of it."""
 MOST_BYTES = 32 * 1024 * 1024
 """Bytes of a stream that are read, and of one message."""
-_UNARY: dict[type[ProtoMessage], tuple[str, str, type[ProtoMessage]]] = {
-    CancelRequest: (ENGINE_SERVICE, "Cancel", CancelResponse),
-    GetRunRequest: (ENGINE_SERVICE, "GetRun", GetRunResponse),
-    ListRunsRequest: (ENGINE_SERVICE, "ListRuns", ListRunsResponse),
-    ListConversationsRequest: (CONVERSATION_SERVICE, "ListConversations", ListConversationsResponse),
-    GetConversationRequest: (CONVERSATION_SERVICE, "GetConversation", GetConversationResponse),
-    ListMessagesRequest: (CONVERSATION_SERVICE, "ListMessages", ListMessagesResponse),
-    GetAgentRequest: (AGENT_SERVICE, "GetAgent", GetAgentResponse),
-    SetInterceptorEnabledRequest: (AGENT_SERVICE, "SetInterceptorEnabled", SetInterceptorEnabledResponse),
-}
-_STREAMS: dict[type[ProtoMessage], str] = {RunRequest: "Run", ResumeRequest: "Resume", AttachRequest: "Attach"}
 _OPTIONS = [
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", -1),
@@ -197,12 +164,10 @@ class EngineProbe:
     @contextlib.asynccontextmanager
     async def open(self, request: StreamRequest) -> AsyncIterator[OpenStream]:
         """Start a streaming call; leaving the block hangs up."""
-        rpc = _STREAMS[type(request)]
-        method = self._live().unary_stream(
-            f"/{ENGINE_SERVICE}/{rpc}", request_serializer=_bytes, response_deserializer=_unchanged
-        )
+        rpc = RPC_OF[type(request)]
+        method = self._live().unary_stream(rpc.path, request_serializer=_bytes, response_deserializer=_unchanged)
         call = method(request, metadata=self._metadata)
-        stream = OpenStream(rpc, request, call, self.timeout)
+        stream = OpenStream(rpc.name, request, call, self.timeout)
         try:
             yield stream
         finally:
@@ -215,25 +180,22 @@ class EngineProbe:
 
     async def call(self, request: ProtoMessage) -> Exchange:
         """Make a unary call."""
-        service, rpc, response = _UNARY[type(request)]
-        return await self.send(service, rpc, request, _bytes(request), response)
+        return await self.send(request, _bytes(request))
 
-    async def send(
-        self, service: str, rpc: str, request: ProtoMessage, data: bytes, response: type[ProtoMessage]
-    ) -> Exchange:
-        """Make a unary call with these bytes as its request, whatever they are."""
-        method = self._live().unary_unary(
-            f"/{service}/{rpc}", request_serializer=_unchanged, response_deserializer=_unchanged
-        )
+    async def send(self, request: ProtoMessage, data: bytes) -> Exchange:
+        """Make a unary call with these bytes in the request's place, whatever they are."""
+        rpc = RPC_OF[type(request)]
+        method = self._live().unary_unary(rpc.path, request_serializer=_unchanged, response_deserializer=_unchanged)
         try:
             answer = await method(data, metadata=self._metadata, timeout=self.timeout)
         except grpc.aio.AioRpcError as error:
             status = status_of(error)
-            return Exchange(rpc, request, status=status, late=status.code == "DEADLINE_EXCEEDED")
+            return Exchange(rpc.name, request, status=status, late=status.code == "DEADLINE_EXCEEDED")
         try:
-            return Exchange(rpc, request, response=response.FromString(answer), status=Status("OK"))
+            return Exchange(rpc.name, request, response=rpc.response.FromString(answer), status=Status("OK"))
         except DecodeError as error:
-            return Exchange(rpc, request, status=Status("OK"), faults=(f"is no {response.DESCRIPTOR.name}: {error}",))
+            fault = f"is no {rpc.response.DESCRIPTOR.name}: {error}"
+            return Exchange(rpc.name, request, status=Status("OK"), faults=(fault,))
 
     async def is_there(self, patience: float) -> bool:
         """Say whether a connection comes about within so many seconds."""

@@ -1,6 +1,5 @@
 """Scenes of an engine: what is played alone, what is attached to, answered, cancelled and left."""
 
-import asyncio
 from typing import Final
 
 from dualclaw import AttachRequest, CancelRequest, DisconnectPolicy, ListMessagesRequest, Run, RunOptions, RunState
@@ -14,6 +13,7 @@ from dualclaw_clients.conformance.stage import (
     Player,
     Players,
     Stage,
+    beside,
     conversation_of,
     decide,
     run_id_of,
@@ -152,16 +152,12 @@ async def cancel(stage: Stage) -> None:
         run_id = start.events[0].run_id
         if not run_id:
             raise BrokeOff("the first event has no run_id")
-        followers = [asyncio.create_task(stage.attach(f"live-{after}", run_id, after)) for after in (0, 2)]
-        try:
+        async with beside() as begin:
+            for after in (0, 2):
+                begin(stage.attach(f"live-{after}", run_id, after))
             await start.until(lambda seen: len(seen) >= 8)
             await stage.cancel("cancel", run_id)
             await start.rest()
-            await asyncio.gather(*followers)
-        finally:
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
     stage.story("start")
     await stage.run("get", run_id)
     await stage.cancel("again", run_id)

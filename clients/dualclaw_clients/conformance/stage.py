@@ -6,7 +6,7 @@ cannot go on, such as at a run that has no id.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -164,6 +164,24 @@ class Stage:
                 yield stream
             finally:
                 self.keep(label, stream.leave())
+
+
+@asynccontextmanager
+async def beside() -> AsyncIterator[Callable[[Coroutine[None, None, Exchange]], asyncio.Task[Exchange]]]:
+    """Give what begins calls beside those of the block, which ends when they have; none outlives a scene broken off."""
+    calls: list[asyncio.Task[Exchange]] = []
+
+    def begin(call: Coroutine[None, None, Exchange]) -> asyncio.Task[Exchange]:
+        calls.append(asyncio.create_task(call))
+        return calls[-1]
+
+    try:
+        yield begin
+        await asyncio.gather(*calls)
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def decide(

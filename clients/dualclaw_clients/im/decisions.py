@@ -21,7 +21,6 @@ Rules, and why
   people write in a reply.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Final, TypeAlias
 
 from dualclaw import DecisionAction, InterruptItem, InterruptKind
 from dualclaw_clients.adapters.questions import actions_of, is_shown_whole, only_question
+from dualclaw_clients.adapters.responses import response_json_of
 
 Action: TypeAlias = DecisionAction.ValueType
 
@@ -180,41 +180,6 @@ def parse_reply(text: str, asked: Sequence[Asked]) -> tuple[Answer, ...] | Uncle
     if repeated := tuple(sorted({number for number in numbers if numbers.count(number) > 1})):
         return Unclear(Problem.TWICE, repeated)
     return tuple(answers)
-
-
-def response_json_of(text: str, schema_json: str) -> str:
-    """Return typed words as a response: the choice they name by number or text, JSON where that is asked, or text."""
-    try:
-        schema: object = json.loads(schema_json or "{}")
-    except (ValueError, RecursionError):
-        schema = {}
-    plain = json.dumps(text, ensure_ascii=False)
-    if not isinstance(schema, dict):
-        return plain
-    choices = _choices(schema)
-    named = [choice for choice in choices if choice.casefold() == text.casefold()]
-    if named:
-        return json.dumps(text if text in named else named[0], ensure_ascii=False)
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
-    if 0 < number <= len(choices):
-        return json.dumps(choices[number - 1], ensure_ascii=False)
-    if choices or schema.get("type", "string") == "string":
-        return plain
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return plain
-    return text
-
-
-def _choices(schema: Mapping[str, object]) -> list[str]:
-    variants = schema.get("anyOf")
-    kinds = [schema, *(variants if isinstance(variants, list) else [])]
-    for kind in kinds:
-        found = kind.get("enum") if isinstance(kind, dict) else None
-        if isinstance(found, list):
-            return [choice for choice in found if isinstance(choice, str)]
-    return []
 
 
 def _entries(text: str, known: Mapping[int, Asked]) -> Iterator[_Entry]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nats_servers import free_port
+
 ROOT = Path(__file__).resolve().parents[3]
 KEY, OTHER_KEY = "key-a", "key-b"
 
@@ -20,9 +22,7 @@ class GoodEngine:
     """Our engine with the kit's agent, at a fixed loopback port, its store on disk."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._folder = folder
         keys = [
             {"key_sha256": hashlib.sha256(key.encode()).hexdigest(), "tenant": key, "subject": key, "roles": ["user"]}
@@ -72,7 +72,7 @@ class GoodEngine:
         """End it, and the one a restart has made."""
         if self._child is not None:
             self._child.kill()
-            self._child.wait(10)
+            self._child.wait(60)
         pid = int((self._folder / "pid").read_text())
         if self._child is not None and pid != self._child.pid:
             subprocess.run(["kill", "-9", str(pid)], check=False)

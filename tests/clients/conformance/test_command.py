@@ -41,7 +41,7 @@ async def as_process(engine: GoodEngine, *args: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(500):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -55,12 +55,13 @@ async def conformance(*args: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.timeout(600)
 async def test_our_engine_passes_every_check_over_a_crash(good_engine: GoodEngine, tmp_path: Path) -> None:
     """With two keys and a way to restart it nothing is left unchecked, and both reports say the same."""
     junit, report = tmp_path / "junit.xml", tmp_path / "report.json"
     code, out, err = await as_process(
         good_engine,
-        *("engine", good_engine.address, "--key", KEY, "--other-key", OTHER_KEY),
+        *("engine", good_engine.address, "--key", KEY, "--other-key", OTHER_KEY, "--timeout", "100"),
         *("--restart", good_engine.restart_command, "--junit", str(junit), "--json", str(report)),
     )
     count = len(checks_of("engine"))
@@ -127,7 +128,7 @@ async def test_an_interrupt_ends_it_with_130_and_a_line(good_engine: GoodEngine,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await silent.greeted.wait()
             process.send_signal(signal.SIGINT)
             out, err = await process.communicate()

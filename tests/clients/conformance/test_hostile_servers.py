@@ -16,7 +16,7 @@ from dualclaw_clients.conformance.playing import SCENES, play_engine, play_web, 
 from dualclaw_clients.conformance.stage import BrokeOff, Cast
 from dualclaw_clients.conformance.verdict import Outcome, judge
 
-TIMEOUT = 0.5
+TIMEOUT = 2.0
 PLAYED = set(SCENES) - {"leave-cancel", "sizes"}
 RUN = Run(id="r", conversation_id="c", state=RunState.RUN_STATE_INTERRUPTED)
 EVENT = EngineEvent(seq=1, run_id="r")
@@ -135,7 +135,7 @@ async def answering(answer: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(event.wait() for event in over))
 
 

@@ -90,10 +90,10 @@ async def answering(*pieces: bytes, stay: bool = False) -> AsyncIterator[HttpPro
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield HttpProbe(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=1 if stay else 20)
+        yield HttpProbe(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=2 if stay else 60)
     finally:
         server.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(event.wait() for event in over))
 
 

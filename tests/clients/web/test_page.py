@@ -32,8 +32,8 @@ async def test_everything_the_page_refers_to_is_served_from_here(web):
     """All scripts, styles and pictures are package data; nothing comes from elsewhere."""
     html = (await web.http.get("/")).text
     paths = set(re.findall(r'(?:src|href)="(/[^"]*)"', html))
-    for name in ("main.js", "stream.js", "turn.js"):
-        paths |= {f"/page/{found}" for found in re.findall(r'from "\./([^"]+)"', (PAGE / name).read_text("utf-8"))}
+    for file in (file for file in PAGE_FILES if file.suffix == ".js"):
+        paths |= {f"/page/{found}" for found in re.findall(r'from "\./([^"]+)"', file.read_text("utf-8"))}
     assert {"/page/main.js", "/page/stream.js", "/page/markdown.js", "/page/layout.css"} <= paths
     for path in paths:
         answer = await web.http.get(path)
@@ -80,7 +80,7 @@ async def run_node(script: str, *arguments: str) -> dict[str, object]:
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = await asyncio.wait_for(process.communicate(script.encode()), 30)
+        out, err = await asyncio.wait_for(process.communicate(script.encode()), 100)
     finally:
         if process.returncode is None:
             process.kill()

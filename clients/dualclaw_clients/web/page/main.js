@@ -3,9 +3,10 @@
 // The address holds the conversation (#id), so a reload or a shared tab comes back to it, also to a run that is
 // still going on: its stored events are replayed and the live ones follow.
 
+import { AgentChoice } from "./agents.js";
 import { Announcer } from "./announce.js";
+import { readHistory } from "./history.js";
 import { ConversationList } from "./list.js";
-import { make } from "./markdown.js";
 import { Notices } from "./notices.js";
 import { Refusal, RunStream, call, hasKey, randomId, setKey } from "./stream.js";
 import { finding } from "./timeline.js";
@@ -14,7 +15,13 @@ import { Turn, question as questionBubble, replay } from "./turn.js";
 const $ = (id) => document.getElementById(id);
 const turns = $("turns"), scroll = $("scroll"), input = $("question"), status = $("status");
 const announcer = new Announcer($("told")), notices = new Notices($("notices"));
-const state = { conversation: "", agents: [], stream: null, turn: null, opening: 0, unopened: false, pinned: true };
+const state = { conversation: "", stream: null, turn: null, opening: 0, unopened: false, pinned: true };
+
+const agents = new AgentChoice(
+  { select: $("agent"), label: $("agent-label"), about: $("about"), tools: $("tools") },
+  // What is not a missing key the list of conversations tells, and tries again.
+  { onTrouble: (error) => explain(error), onModels: (models) => notices.tellModels(models) },
+);
 
 // ---- running
 
@@ -136,7 +143,7 @@ async function send(text) {
     request_id: randomId(),
     message: { role: "ROLE_USER", parts: [{ text }] },
   };
-  if (state.agents.length > 1) request.agent = $("agent").value;
+  if (agents.chosen) request.agent = agents.chosen;
   if (!state.conversation) $("title").textContent = firstLine(text);
   begin({ request });
 }
@@ -179,7 +186,7 @@ const list = new ConversationList($("conversations"), $("older"), {
   onBack: (wasDown) => {
     notices.tellAway(null);
     if (!wasDown) return;
-    listAgents();
+    agents.read();
     if (state.unopened && state.conversation) openConversation(state.conversation);
   },
 });
@@ -195,7 +202,7 @@ async function openConversation(id) {
   state.unopened = false;
   try {
     const { conversation } = await call("GET", `/v1/conversations/${encodeURIComponent(id)}`);
-    let [messages, runs] = await Promise.all([allMessages(id), allRuns(id)]);
+    let { messages, runs } = await readHistory(id);
     if (opening !== state.opening) return;
     $("title").textContent = conversation.title || "Untitled";
     const runId = conversation.active_run_id;
@@ -216,29 +223,6 @@ async function openConversation(id) {
     }
   }
   focusInput();
-}
-
-async function allPages(path, name) {
-  const found = [];
-  let token = "";
-  do {
-    const page = await call("GET", `${path}page_size=500&page_token=${encodeURIComponent(token)}`);
-    found.push(...page[name]);
-    token = page.next_page_token;
-  } while (token);
-  return found;
-}
-
-function allMessages(id) {
-  return allPages(`/v1/conversations/${encodeURIComponent(id)}/messages?`, "messages");
-}
-
-async function allRuns(id) {
-  try {
-    return (await allPages(`/v1/runs?conversation_id=${encodeURIComponent(id)}&`, "runs")).reverse();
-  } catch {
-    return [];   // how answers ended is an extra; the answers are there
-  }
 }
 
 function fresh() {
@@ -265,35 +249,6 @@ function conversationOfAddress() {
   } catch {
     return "";   // no address of ours
   }
-}
-
-// ---- agents
-
-async function listAgents() {
-  try {
-    state.agents = (await call("GET", "/v1/agents?page_size=500")).agents;
-  } catch (error) {
-    explain(error);   // anything else the list of conversations tells, and tries again
-    return;
-  }
-  $("agent").replaceChildren(...state.agents.map((agent) => {
-    const option = make("option", "", agent.name);
-    option.value = agent.name;
-    return option;
-  }));
-  $("agent-label").hidden = state.agents.length < 2;
-  describeAgent();
-}
-
-function describeAgent() {
-  const agent = state.agents.find((one) => one.name === $("agent").value) || state.agents[0];
-  $("about").textContent = agent ? agent.description : "";
-  notices.tellModels(agent ? agent.models : []);
-  $("tools").replaceChildren(...(agent ? agent.tools : []).map((tool) => {
-    const item = make("li", "", tool.name);
-    item.title = tool.description;
-    return item;
-  }));
 }
 
 // ---- small things
@@ -400,7 +355,6 @@ $("stop").addEventListener("click", stop);
 $("new").addEventListener("click", fresh);
 $("menu").addEventListener("click", () => drawer(!$("sidebar").classList.contains("shown")));
 $("shade").addEventListener("click", () => drawer(false));
-$("agent").addEventListener("change", describeAgent);
 $("login-form").addEventListener("submit", () => {
   setKey($("key").value.trim());
   $("key").value = "";
@@ -412,7 +366,7 @@ window.addEventListener("hashchange", () => {
 });
 
 function start() {
-  listAgents();
+  agents.read();
   list.read();
   const id = conversationOfAddress();
   if (id) openConversation(id);

@@ -10,44 +10,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 
-from dualclaw import (
-    AttachRequest,
-    CancelRequest,
-    CancelResponse,
-    EngineEvent,
-    GetAgentRequest,
-    GetAgentResponse,
-    GetConversationRequest,
-    GetConversationResponse,
-    GetRunRequest,
-    GetRunResponse,
-    ListConversationsRequest,
-    ListConversationsResponse,
-    ListMessagesRequest,
-    ListMessagesResponse,
-    ListRunsRequest,
-    ListRunsResponse,
-    ResumeRequest,
-    Run,
-    RunRequest,
-    RunResponse,
-    SetInterceptorEnabledRequest,
-    SetInterceptorEnabledResponse,
-)
-from dualclaw.rpc import AGENT_SERVICE, CONVERSATION_SERVICE, ENGINE_SERVICE
+from dualclaw import CancelRequest, EngineEvent, GetRunRequest, GetRunResponse, Run, RunRequest, RunResponse
+from dualclaw.rpc import ENGINE_SERVICE
+from dualclaw_clients.conformance.rpcs import RPCS
 from dualclaw_clients.conformance.seen import Exchange
 
-STREAMS = {"Run": RunRequest, "Resume": ResumeRequest, "Attach": AttachRequest}
-UNARY: dict[str, tuple[str, type[ProtoMessage], type[ProtoMessage]]] = {
-    "Cancel": (ENGINE_SERVICE, CancelRequest, CancelResponse),
-    "GetRun": (ENGINE_SERVICE, GetRunRequest, GetRunResponse),
-    "ListRuns": (ENGINE_SERVICE, ListRunsRequest, ListRunsResponse),
-    "ListConversations": (CONVERSATION_SERVICE, ListConversationsRequest, ListConversationsResponse),
-    "GetConversation": (CONVERSATION_SERVICE, GetConversationRequest, GetConversationResponse),
-    "ListMessages": (CONVERSATION_SERVICE, ListMessagesRequest, ListMessagesResponse),
-    "GetAgent": (AGENT_SERVICE, GetAgentRequest, GetAgentResponse),
-    "SetInterceptorEnabled": (AGENT_SERVICE, SetInterceptorEnabledRequest, SetInterceptorEnabledResponse),
-}
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
@@ -162,11 +129,11 @@ class EngineProxy(grpc.GenericRpcHandler):
 
     def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         _, service, rpc = details.method.split("/")
-        if rpc in STREAMS:
+        if rpc not in RPCS:
+            return None
+        if RPCS[rpc].streams:
             return grpc.unary_stream_rpc_method_handler(partial(self._stream, service, rpc))
-        if rpc in UNARY:
-            return grpc.unary_unary_rpc_method_handler(partial(self._unary, service, rpc))
-        return None
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, service, rpc))
 
     async def upstream(self, request: ProtoMessage, metadata: tuple[tuple[str, str], ...]) -> list[EngineEvent]:
         """Make a streaming call of the proxy's own and return its events."""
@@ -199,7 +166,7 @@ class EngineProxy(grpc.GenericRpcHandler):
     async def _stream(
         self, service: str, rpc: str, data: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> AsyncIterator[bytes]:
-        hooks, call = self._hooks, self._call(rpc, STREAMS[rpc].FromString(data), context)
+        hooks, call = self._hooks, self._call(rpc, RPCS[rpc].request.FromString(data), context)
         refusal: Refusal | None = None
         stream: grpc.aio.UnaryStreamCall[bytes, bytes] | None = None
         crash = asyncio.create_task(self._crashed.wait()) if not self._crashed.is_set() else None
@@ -245,7 +212,7 @@ class EngineProxy(grpc.GenericRpcHandler):
     async def _unary(
         self, service: str, rpc: str, data: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
-        hooks, (_, request, response) = self._hooks, UNARY[rpc]
+        hooks, request, response = self._hooks, RPCS[rpc].request, RPCS[rpc].response
         parsed = request()
         with contextlib.suppress(DecodeError):  # bytes that are no message go on as they are
             parsed = request.FromString(data)

@@ -77,7 +77,7 @@ class Broken:
     """Checks that must fail; others may only as far as these name them as implied."""
     scenes: tuple[str, ...] = ()
     """Scenes that are played in any case: those that are not usual, or whose calls do not show who makes them."""
-    timeout: float = 15
+    timeout: float = 30
     """Seconds a call may take; less for a server that leaves calls open."""
 
 
@@ -130,7 +130,7 @@ ENGINES: Sequence[Broken] = (
     Broken("has another code for UNAUTHENTICATED", misnamed("UNAUTHENTICATED", other_code), ("E13",)),
     Broken("repeats the request in the status", LongStatus, ("E14",)),
     Broken("refuses an attach at the end", RefusesTheEnd, ("A1",)),
-    Broken("waits always", requests(always_wait), ("A2",), timeout=8),
+    Broken("waits always", requests(always_wait), ("A2",), timeout=15),
     Broken("never waits", requests(never_wait), ("A3",)),
     Broken("sends what is stored and nothing live", StoredOnly, ("A4",)),
     Broken("changes what was approved", decide_otherwise(APPROVE, EDIT, OTHER), ("D1",)),
@@ -143,7 +143,7 @@ ENGINES: Sequence[Broken] = (
     Broken("takes a message for an approval", lambda: Looks("approval", taken_for_approved), ("D8",)),
     Broken("does not say what it waits for", lambda: Looks("question", no_questions), ("D9",)),
     Broken("lets a cancelled run go on", lambda: Deaf("slow"), ("C1",)),
-    Broken("leaves a cancelled run parked", lambda: Deaf("approval"), ("C2",), timeout=8),
+    Broken("leaves a cancelled run parked", lambda: Deaf("approval"), ("C2",), timeout=15),
     Broken("refuses to cancel what is over", RefusesFinal, ("C3",)),
     Broken("ends a run with its starter", EndsWithStarter, ("L1",)),
     Broken("never ends a run with its starter", requests(starters_may_leave), ("L2",), ("leave-cancel",)),

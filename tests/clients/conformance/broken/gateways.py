@@ -19,7 +19,7 @@ class BrokenWeb:
     hooks: Callable[[], HonestWeb]
     fails: tuple[str, ...]
     """Checks that must fail; others may only as far as these name them as implied."""
-    timeout: float = 15
+    timeout: float = 60
     """Seconds a response may take; less for a gateway that leaves them open."""
 
 
@@ -341,7 +341,7 @@ NATIVE: Sequence[BrokenWeb] = (
     BrokenWeb("breaks off instead of telling the error", BreaksOff, ("R11",)),
     BrokenWeb("forgets the request_id", requests(forget_request_id), ("R12",)),
     BrokenWeb("reads big integers as doubles", reframed(double_number), ("W3",)),
-    BrokenWeb("shows nothing of a run that was left", EndsWithClient, ("L1",), timeout=5),
+    BrokenWeb("shows nothing of a run that was left", EndsWithClient, ("L1",), timeout=12),
     BrokenWeb("writes event lines", reframed(event_line), ("F1",)),
     BrokenWeb("escapes what is no control character", reframed(ascii_only), ("F2",)),
     BrokenWeb("adds a key", altered("text", extra_key), ("F3",)),
@@ -349,8 +349,8 @@ NATIVE: Sequence[BrokenWeb] = (
     BrokenWeb("has ids of its own", reframed(other_id), ("F4",)),
     BrokenWeb("leaves separators as they are", reframed(raw_separator), ("F5",)),
     BrokenWeb("lets proxies cache", lambda: Headers(cache_control=None), ("H1",)),
-    BrokenWeb("has no heartbeats", Silent, ("H2",), timeout=5),
-    BrokenWeb("holds the head back", HoldsHead, ("H3",), timeout=5),
+    BrokenWeb("has no heartbeats", Silent, ("H2",), timeout=12),
+    BrokenWeb("holds the head back", HoldsHead, ("H3",), timeout=12),
     BrokenWeb("says 204 while a run waits", NothingLeft, ("H4",)),
     BrokenWeb("reads ?after first", requests(query_first), ("H5",)),
     BrokenWeb("answers 400 for what is unknown", OtherStatus, ("H6",)),

@@ -149,7 +149,7 @@ async def served(engine: str, hooks: HonestWeb, certificate: Path | None = None)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         serving = asyncio.create_task(server.serve())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while not server.started:  # noqa: ASYNC110  # uvicorn has a flag and no event
                     await asyncio.sleep(0.01)
             place = "http://127.0.0.1" if certificate is None else "https://localhost"
