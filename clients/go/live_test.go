@@ -27,7 +27,7 @@ func live(t *testing.T) (*dualclaw.Client, context.Context) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(func() { cancel(); client.Close() })
 	return client, ctx
 }

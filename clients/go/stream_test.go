@@ -92,7 +92,7 @@ func serveFake(t *testing.T, scripts ...[]any) (*fakeEngine, *dualclaw.Client) {
 	v1.RegisterEngineServiceServer(server, fake)
 	go func() { _ = server.Serve(listener) }()
 	client, err := dualclaw.NewClient(listener.Addr().String(), dualclaw.WithToken("key"),
-		dualclaw.WithReconnect(dualclaw.Reconnect{First: time.Millisecond, Total: 3 * time.Second}))
+		dualclaw.WithReconnect(dualclaw.Reconnect{First: time.Millisecond, Total: time.Minute}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,9 @@ func TestGivesUpInTheEnd(t *testing.T) {
 	for range 1000 {
 		scripts = append(scripts, []any{broken})
 	}
-	_, fast := serveFake(t, scripts...)
+	_, address := serveAt(t, "127.0.0.1:0", &fakeEngine{headers: true, scripts: scripts})
+	fast := newClient(t, address,
+		dualclaw.WithReconnect(dualclaw.Reconnect{First: time.Millisecond, Total: 500 * time.Millisecond}))
 	stream, err := fast.Ask(context.Background(), "hi")
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,8 @@ the last one stays. A script is a list of steps, played one after the other:
   the start of the call, also when the stream breaks before it: the run goes on without its reader.
 - a number: a pause in seconds.            - an asyncio.Event: a pause until it is set.
 - an EngineError: refused with its rich status.   - a grpc.StatusCode: ended with that bare status.
-- "cut": the TCP connections break.        - "hang": nothing more, until the client leaves.
+- "cut": the TCP connections break; what was sent before may be lost, unless an event tells that it was read.
+- "hang": nothing more, until the client leaves.
 - "headers": the initial metadata now (they come before the first message or pause by themselves).
 - "no-headers": none are sent by this call (say so first).
 
@@ -22,6 +23,7 @@ and, once it is over, whether the client left it.
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -100,6 +102,7 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
         self._scripts: dict[str, list[list[Step]]] = {}
         self._server: grpc.aio.Server | None = None
         self._listener: asyncio.Server | None = None
+        self._place: socket.socket | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Condition()
         self._inner = self.port = 0
@@ -117,7 +120,7 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
         """Return the calls of one rpc in order."""
         return [call for call in self.calls if call.rpc == rpc]
 
-    async def wait_for_call(self, rpc: str, number: int = 1, timeout: float = 5.0) -> Call:
+    async def wait_for_call(self, rpc: str, number: int = 1, timeout: float = 60.0) -> Call:
         """Wait until an rpc has been called so often; returns that call."""
         async with asyncio.timeout(timeout), self._changed:
             await self._changed.wait_for(lambda: len(self.calls_of(rpc)) >= number)
@@ -135,7 +138,8 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
             self._inner = self._server.add_insecure_port("127.0.0.1:0")
             await self._server.start()
         # Clients come through a relay, because a gRPC server has no way to break a connection like a dying host.
-        self._listener = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
+        self._listener = await asyncio.start_server(self._relay, sock=self._place or _bound(0))
+        self._place = None
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
@@ -148,13 +152,18 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+            # Bound and not listening: who connects is refused, and nobody else gets the port meanwhile.
+            self._place = _bound(self.port)
         self.cut()
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: not self._open)
 
     async def close(self) -> None:
         """Stop for good."""
         await self.stop()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
         if self._server is not None:
             await self._server.stop(grace=None)
 
@@ -225,12 +234,12 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
         elif isinstance(step, grpc.StatusCode):
             await context.abort(step, "a status of the script")
         elif isinstance(step, asyncio.Event):
-            await asyncio.wait_for(step.wait(), 30)
+            await asyncio.wait_for(step.wait(), 100)
         elif step == "hang":
-            await asyncio.sleep(60)
+            await asyncio.sleep(100)
         elif step == "cut":
             self.cut()
-            await asyncio.sleep(60)
+            await asyncio.sleep(100)
         elif isinstance(step, int | float):
             await asyncio.sleep(step)
         else:
@@ -339,6 +348,13 @@ class FakeEngine(EngineServiceServicer, ConversationServiceServicer, AgentServic
         await self._answer("SetInterceptorEnabled", request, context)
         info = InterceptorInfo(name=request.interceptor, enabled=request.enabled, switchable=True)
         return SetInterceptorEnabledResponse(interceptor=info)
+
+
+def _bound(port: int) -> socket.socket:
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", port))
+    return place
 
 
 def _page(items, request):

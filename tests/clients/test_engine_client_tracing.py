@@ -38,12 +38,17 @@ def ended(spans) -> list[tuple[str, int]]:
 async def test_every_call_has_one_span_that_ends_however_the_call_ends(fake_engine, spans):
     """Read to the end, lost, refused, left in the middle, left unread and closed by another task: each ends once."""
     done = make_done(message_id="m", conversation_id="c")
-    async with EngineClient(fake_engine.target, reconnect=Reconnect(total=3.0, first=0.02)) as client:
-        fake_engine.on("Run", [make_delta("Hel"), 0.05, "cut", make_delta("lo"), done])
+    async with EngineClient(fake_engine.target, reconnect=Reconnect(total=60.0, first=0.02)) as client:
+        read = asyncio.Event()
+        fake_engine.on("Run", [make_delta("Hel"), read, "cut", make_delta("lo"), done])
         fake_engine.on("Run", [EngineError("UNKNOWN_AGENT", "no such agent")])
         fake_engine.on("Run", [make_delta("a"), "hang"])
+        seqs = []
         async with client.run(QUESTION) as stream:
-            assert [event.seq async for event in stream] == [1, 2, 3]
+            async for event in stream:
+                seqs.append(event.seq)
+                read.set()
+        assert seqs == [1, 2, 3]
         first, *failed, last = ended(spans)
         assert (first, last) == (("Run", 14), ("Attach", 0))
         assert set(failed) <= {("Attach", 14)}, "an attempt at the connection that was cut may fail once more"
@@ -52,7 +57,7 @@ async def test_every_call_has_one_span_that_ends_however_the_call_ends(fake_engi
                 pass
         assert ended(spans) == [("Run", 5)]
         async with client.run(QUESTION) as stream:
-            await asyncio.wait_for(anext(stream), 5)
+            await asyncio.wait_for(anext(stream), 60)
         assert [name for name, _ in ended(spans)] == ["Run"]
         fake_engine.on("Attach", ["headers", "hang"])
         async with client.attach(fake_engine.run_id):
@@ -62,7 +67,7 @@ async def test_every_call_has_one_span_that_ends_however_the_call_ends(fake_engi
             reader = asyncio.ensure_future(anext(stream, None))
             await asyncio.sleep(0.1)
             await stream.close()
-            assert await asyncio.wait_for(reader, 2) is None
+            assert await asyncio.wait_for(reader, 60) is None
         assert [name for name, _ in ended(spans)] == ["Attach"]
     await fake_engine.stop()
     async with EngineClient(fake_engine.target) as client:

@@ -12,10 +12,16 @@ from playwright.async_api import Locator, Page, expect
 
 from .process import Launcher, Process
 
+PATIENCE = 60_000
+"""Milliseconds a condition of the page may take to come true."""
 MARKUP = "<img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> </p>&amp;"
 THOUGHT = "A count first. <i>Then</i> the ledger, which may be sealed."
 LONG = " ".join(f"屋 and house number {number} 🏠," for number in range(60))
 """One paragraph without a mark of Markdown, in which every piece differs from every other."""
+STEPWISE = "step by step"
+"""With these words in the question the answer is written so: behind each stop only once ``open_gate`` has named it."""
+THOUGHT_STOPS = ("first.", "ledger")
+STOPS = tuple(f"number {number} " for number in range(10, 60, 10))
 WIDE = (
     f"See https://example.org/{'very' * 40}long\n\n```python\n{'x = 1; ' * 40}{MARKUP}\n```\n\n"
     f"| {MARKUP} `a` {'| b ' * 30}|\n|{'---|' * 31}\n| *{MARKUP}* {'| word ' * 30}|\n\n"
@@ -41,19 +47,44 @@ TURNS: list[dict[str, object]] = [
     },
     {"say": [{"text": "You said {{user}}"}]},
 ]
-AGENTS = '''
+AGENTS = (
+    f"STEPWISE, STOPS = {STEPWISE!r}, {THOUGHT_STOPS + STOPS!r}\n"
+    '''
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.interceptor import Interceptor
+from dualclaw_server.engine.model import ReasoningDelta, TextDelta
 from dualclaw_server.engine.tool import ToolContext, ToolRaised, tool
+
+
+async def opened(tenant, name):
+    """Wait for a file that opens this gate of the tenant, or all."""
+    while not (Path(tenant).exists() or Path(f"{tenant}.{name}").exists()):
+        await asyncio.sleep(0.01)
+
+
+class PenInterceptor(Interceptor):
+    """Writes step by step: what comes behind a stop waits until it is opened."""
+
+    async def intercept_stream(self, call, call_next):
+        written = ""
+        async with aclosing(call_next(call)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if STEPWISE in call.trace.user_text and isinstance(chunk, TextDelta | ReasoningDelta):
+                    for stop in STOPS:
+                        if stop not in written and stop in written + chunk.text:
+                            await opened(call.trace.key.tenant, stop)
+                    written += chunk.text
 
 
 @tool(effect="read")
 async def survey(town: str, context: ToolContext) -> str:
-    """Count houses, which takes until a file with the tenant's name is there."""
-    while not Path(context.tenant).exists():
-        await asyncio.sleep(0.01)
+    """Count houses, which takes until its gate is open."""
+    await opened(context.tenant, "survey")
     return '{"houses": 412, "note": "<b onclick=alert(1)>loud</b>"}'
 
 
@@ -63,8 +94,9 @@ async def ledger(year: int) -> str:
     raise ToolRaised(f"the ledger of {year} is sealed")
 
 
-AGENT = Agent("surveyor", description="Counts houses.", tools=[survey, ledger])
+AGENT = Agent("surveyor", description="Counts houses.", tools=[survey, ledger], interceptors=[PenInterceptor()])
 '''
+)
 
 RECORDER = """
 window.seen = [];
@@ -112,6 +144,12 @@ def settings_of(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
+def open_gate(gate: Path, *names: str) -> None:
+    """Let what waits at these gates of a tenant go on, or at all of them, for good."""
+    for path in [gate.with_name(f"{gate.name}.{name}") for name in names] or [gate]:
+        path.touch()
+
+
 class Shared:
     """An engine with many tenants, and a gateway."""
 
@@ -147,6 +185,7 @@ class Line:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
         self.cut_at: list[bytes] = []
         self.address = ""
 
@@ -163,6 +202,11 @@ class Line:
         self._break()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
+
+    async def all_cut(self) -> None:
+        """Wait until every cut has been made."""
+        async with asyncio.timeout(PATIENCE / 1000), self._changed:
+            await self._changed.wait_for(lambda: not self.cut_at)
 
     def _break(self) -> None:
         for writer in self._open:
@@ -199,6 +243,8 @@ class Line:
                     await writer.drain()
                     await asyncio.sleep(0.05)  # so that what was let through arrives before the end does
                     self._break()
+                    async with self._changed:
+                        self._changed.notify_all()
                     return
                 writer.write(data)
                 await writer.drain()
@@ -223,9 +269,15 @@ class Chat:
         await tab.page.goto(self.web.address)
         return tab
 
-    def open_gate(self) -> None:
-        """Let the tool named survey end."""
-        self.gate.touch()
+    def open_gate(self, *names: str) -> None:
+        """Let the tool named survey end, or whatever else waits at a gate; without a name at all of them."""
+        open_gate(self.gate, *names)
+
+    async def read_along(self) -> None:
+        """Read an answer that is written step by step: what is written is shown before anything follows."""
+        for stop in STOPS:
+            await expect(self.text).to_contain_text(stop)
+            self.open_gate(stop)
 
     def restart_engine(self) -> None:
         """Start an engine where the one that was killed had been."""
@@ -271,8 +323,12 @@ class Chat:
         await self.page.locator(".steps summary").evaluate_all(rows)
 
     async def shown(self) -> str:
-        """Return the newest answer, character by character."""
+        """Return the newest answer, character by character, as it stands at this moment."""
         return await self.text.text_content() or ""
+
+    async def shows(self, whole: object) -> None:
+        """Wait until the newest answer is this, character by character: it is drawn a frame after it has come."""
+        await expect(self.text).to_have_js_property("textContent", whole)
 
     async def seen(self) -> list[dict[str, object]]:
         """Return every state of the newest answer that was shown since the page was loaded."""
@@ -309,9 +365,8 @@ def texts(states: list[dict[str, object]]) -> list[str]:
 
 
 def assert_grown(states: list[dict[str, object]], whole: str) -> None:
-    """Whatever was shown was a beginning of the whole text, in many pieces, and never less than before."""
+    """Whatever was shown was a beginning of the whole text, and never less than before."""
     shown = texts(states)
-    assert len(shown) > 5
     assert [text for text in shown if not whole.startswith(text)] == []
     assert shown == sorted(shown, key=len)
     assert shown[-1] == whole

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, async_playwright, expect
 from dualclaw_clients.engine_client import EngineClient
 from tests.toolchains import require
 
-from .chat import RECORDER, Chat
+from .chat import PATIENCE, RECORDER, Chat
 from .process import Launcher, Process
 
 __all__ = ["NODE", "ROOT", "Launcher", "Open", "Process", "run_command"]
@@ -25,8 +25,6 @@ BROWSER_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-PATIENCE = 20_000
-"""Milliseconds a condition of the page may take to come true."""
 
 Open = Callable[..., Awaitable[Chat]]
 
@@ -129,7 +127,7 @@ async def run_command(*command: str, cwd: Path = ROOT, stdin: bytes = b"", **env
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             out, err = await child.communicate(stdin)
     except TimeoutError:
         child.kill()

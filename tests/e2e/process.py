@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ class Process:
         self.log = folder / f"{module}.log"
         self.child: subprocess.Popen[str] | None = None
         self.address = ""
+        self._kept: socket.socket | None = None
 
     def start(self) -> "Process":
         with self.log.open("a") as log:
@@ -44,19 +46,28 @@ class Process:
         return self.log.read_text()
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """End it as a crash does. Its port is kept for one that is started in its place."""
         assert self.child is not None
         self.child.kill()
-        self.child.wait(10)
+        self.child.wait(60)
+        # A socket that is bound and does not listen: who connects is refused, a server may listen there beside it, and
+        # the system gives the port to no outgoing connection meanwhile.
+        host, _, port = self.address.rpartition("/")[2].rpartition(":")
+        if self._kept is None and port.isdigit():
+            self._kept = socket.socket()
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._kept.bind((host, int(port)))
 
     def stop(self) -> int:
         """End it as an operator does; returns the exit code."""
+        if self._kept is not None:
+            self._kept.close()
         if self.child is None:
             return 0
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
         try:
-            return self.child.wait(15)
+            return self.child.wait(60)
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()

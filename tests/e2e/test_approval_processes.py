@@ -20,12 +20,14 @@ from .approvals import BIG, notes, settings_of
 from .conftest import ROOT, Launcher, run_command
 from .test_one_run_everywhere import request
 
+pytestmark = pytest.mark.timeout(400)
+
 CLI = [sys.executable, "-m", "dualclaw_clients.cli"]
 Connect = Callable[[str], EngineClient]
 
 
 async def events_of(stream: RunStream) -> list[EngineEvent]:
-    async with asyncio.timeout(30), stream:
+    async with asyncio.timeout(100), stream:
         return [event async for event in stream]
 
 
@@ -65,7 +67,7 @@ async def test_a_killed_engine_keeps_its_questions_and_each_channel_answers_one(
 
     body = {"decisions": [{"interruptId": by_web[-2].interrupt.items[0].id, "action": "DECISION_ACTION_APPROVE"}]}
     async with (
-        httpx.AsyncClient(base_url=web.address, timeout=30) as http,
+        httpx.AsyncClient(base_url=web.address, timeout=60) as http,
         aconnect_sse(http, "POST", f"/v1/runs/{by_web[0].run_id}/resume", json=body) as source,
     ):
         assert source.response.headers["x-run-id"] == by_web[0].run_id

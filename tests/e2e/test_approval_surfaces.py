@@ -91,7 +91,7 @@ async def clerk(served: tuple[Path, Process, Process, Iterator[str]]) -> AsyncIt
     folder, engine, web, tenants = served
     tenant = next(tenants)
     headers = {"Authorization": f"Bearer {tenant}"}
-    async with httpx.AsyncClient(base_url=web.address, timeout=30, headers=headers) as http:
+    async with httpx.AsyncClient(base_url=web.address, timeout=60, headers=headers) as http:
         yield Clerk(folder, engine, web, tenant, http)
 
 
@@ -192,7 +192,7 @@ async def test_a_follower_stays_over_the_park_and_a_reconnect_misses_nothing(cle
                 if len(seen) >= len(first):
                     parked.set()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         following = asyncio.create_task(follow())
         await parked.wait()
         late = asyncio.create_task(clerk.stream(events, **{"Last-Event-ID": str(first[-1]["seq"])}))

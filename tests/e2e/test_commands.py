@@ -16,6 +16,7 @@ import pytest
 
 from dualclaw_clients.engine_client import EngineClient
 from dualclaw_server.models.local.weights import is_installed
+from tests.toolchains import missing
 
 from .conftest import ROOT, Launcher, run_command
 
@@ -30,12 +31,11 @@ async def test_the_demo_shows_a_tool_and_an_answer(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 async def test_the_demo_works_with_the_local_model(tmp_path: Path) -> None:
     """With nothing set a model on this machine calls the tool and answers; it is said to be small and often wrong."""
     if not is_installed():
-        message = "the local model is not installed (make local), so that the demo works with it was NOT checked"
-        pytest.fail(message) if os.environ.get("REQUIRE_TOOLCHAINS") else pytest.skip(message)
+        missing("the local model is not installed (make local)")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DUALCLAW_")}
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -43,16 +43,16 @@ async def test_the_demo_works_with_the_local_model(tmp_path: Path) -> None:
         "--ask",
         "What is 17 * 23?",
         cwd=tmp_path,
-        env=clean | {"DUALCLAW_MODEL_TIMEOUT_FIRST_TOKEN": "300"},
+        env=clean | {"DUALCLAW_MODEL_TIMEOUT_FIRST_TOKEN": "900", "DUALCLAW_MODEL_TIMEOUT_IDLE": "900"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        raw, errors = await asyncio.wait_for(child.communicate(), 360)
+        raw, errors = await asyncio.wait_for(child.communicate(), 1000)
     finally:
         if child.returncode is None:
             child.terminate()
-            await asyncio.wait_for(child.communicate(), 30)
+            await asyncio.wait_for(child.communicate(), 100)
     out, err = raw.decode(), errors.decode()
     assert child.returncode == 0, err
     note, _, answer = out.partition("> What is 17 * 23?")
@@ -75,7 +75,7 @@ class Local:
     async def wait_for(self, text: str) -> str:
         """Read on until it has said this; returns all it has said."""
         assert self.child.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while text not in self.said:
                 line = (await self.child.stdout.readline()).decode()
                 assert line, f"it ended before it said {text!r}: {self.said}"
@@ -84,7 +84,7 @@ class Local:
 
     async def end(self) -> tuple[int | None, str]:
         """Wait until it ends; returns its exit code and stderr."""
-        _, err = await asyncio.wait_for(self.child.communicate(), 30)
+        _, err = await asyncio.wait_for(self.child.communicate(), 100)
         return self.child.returncode, err.decode()
 
     def children(self) -> list[int]:
@@ -110,7 +110,7 @@ async def local(folder: Path, **environment: str) -> AsyncIterator[Local]:
     finally:
         if child.returncode is None:
             child.terminate()
-            await asyncio.wait_for(child.communicate(), 30)
+            await asyncio.wait_for(child.communicate(), 100)
 
 
 def is_alive(pid: int) -> bool:
@@ -144,7 +144,7 @@ async def test_an_end_while_it_starts_is_as_quiet_as_any_other(tmp_path: Path, n
     """Ctrl-C before the services are up, or a closed terminal, leaves no traceback and no process behind."""
     async with local(tmp_path) as served:
         await served.wait_for("starting")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while not (children := served.children()):  # noqa: ASYNC110  # the kernel tells nobody of new processes
                 await asyncio.sleep(0.01)
         served.child.send_signal(number)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.nats_servers import free_port
 
 from .conftest import ROOT
 
@@ -137,7 +138,7 @@ def run(image: Image, command: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=540,
+        timeout=1500,
     )
     assert done.returncode == 0, f"RUN {command}\n{done.stdout}"
 
@@ -154,12 +155,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
     return build(tmp_path_factory.mktemp("image"), LOCAL_MODEL="1")
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 async def check(image: Image, environment: Mapping[str, str], ports: Mapping[str, str]) -> int | None:
     """Run the health check; returns its exit code. ``ports``: what stands for the fixed ones."""
     command = image.health
@@ -172,7 +167,7 @@ async def check(image: Image, environment: Mapping[str, str], ports: Mapping[str
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    return await asyncio.wait_for(child.wait(), 60)
+    return await asyncio.wait_for(child.wait(), 300)
 
 
 async def started(image: Image, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -185,7 +180,7 @@ async def started(image: Image, environment: Mapping[str, str]) -> asyncio.subpr
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    line = (await asyncio.wait_for(child.stdout.readline(), 60)).decode()
+    line = (await asyncio.wait_for(child.stdout.readline(), 300)).decode()
     assert "listening on" in line, line
     return child
 
@@ -193,7 +188,7 @@ async def started(image: Image, environment: Mapping[str, str]) -> asyncio.subpr
 async def ended(child: asyncio.subprocess.Process) -> None:
     child.terminate()
     try:
-        await asyncio.wait_for(child.communicate(), 30)
+        await asyncio.wait_for(child.communicate(), 100)
     except TimeoutError:
         child.kill()
         await child.wait()
@@ -212,7 +207,7 @@ def test_there_is_a_target_for_each_service_and_none_runs_as_root() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 def test_every_step_runs_with_nothing_but_what_the_steps_before_it_made(images: dict[str, Image]) -> None:
     """The commands of all services are there, none from this checkout, and the state's folder is the user's."""
     root = images["base"].root
@@ -220,12 +215,12 @@ def test_every_step_runs_with_nothing_but_what_the_steps_before_it_made(images: 
         command = root / "opt/dualclaw/bin" / images[target].entry[0]
         assert command.is_file()
         done = subprocess.run(
-            [command, "--help"], env=images[target].environment, cwd=root, capture_output=True, check=False, timeout=60
+            [command, "--help"], env=images[target].environment, cwd=root, capture_output=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stderr.decode()
     look = "import dualclaw_server.models.local.weights as w; print(w.__file__, w.find_weights())"
     python = [root / "opt/dualclaw/bin/python", "-c", look]
-    found = subprocess.run(python, env=images["server"].environment, capture_output=True, check=True, timeout=60)
+    found = subprocess.run(python, env=images["server"].environment, capture_output=True, check=True, timeout=300)
     assert all(path.startswith(str(root)) for path in found.stdout.decode().split())
     owner = (root / "var/lib/dualclaw").stat().st_uid
     assert owner == (10001 if os.geteuid() == 0 else os.geteuid())
@@ -234,7 +229,7 @@ def test_every_step_runs_with_nothing_but_what_the_steps_before_it_made(images: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 async def test_health_checks_tell_a_service_that_answers_from_one_that_does_not(images: dict[str, Image]) -> None:
     """Each as the Dockerfile has it, for the services as they are installed there, with the settings of the image."""
     engine_port, web_port = str(free_port()), str(free_port())

@@ -38,7 +38,7 @@ EXAMPLES = {
 
 async def ask(client: EngineClient, text: str) -> list[EngineEvent]:
     message = Message(role=Role.ROLE_USER, parts=[ContentPart(text=text)])
-    async with asyncio.timeout(60), client.run(RunRequest(message=message), timeout=60) as stream:
+    async with asyncio.timeout(100), client.run(RunRequest(message=message), timeout=100) as stream:
         return [event async for event in stream]
 
 

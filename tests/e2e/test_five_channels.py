@@ -22,7 +22,7 @@ from .conftest import Open
 from .process import Process
 from .test_im import console
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 FIRST, SECOND = "One moment.", "Result: noted milk"
 
@@ -82,7 +82,7 @@ async def test_asked_on_the_page_approved_in_the_console(
     (run,) = await chat.runs()
     run_id = str(run["id"])
 
-    async with EngineClient(engine.address) as client, httpx.AsyncClient(base_url=web.address, timeout=30) as http:
+    async with EngineClient(engine.address) as client, httpx.AsyncClient(base_url=web.address, timeout=60) as http:
         grpc = asyncio.create_task(by_grpc(client, run_id))
         native = asyncio.create_task(by_native_sse(http, run_id))
         async with console(engine.address) as person:
@@ -90,7 +90,7 @@ async def test_asked_on_the_page_approved_in_the_console(
             assert "May this be noted?" in listed
             assert f'{{"text": "milk", "number": {BIG}}}' in listed
             said = await person.ask("1 同意", "noted milk\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             events = await grpc
             assert [to_wire(event) for event in await native] == [to_wire(event) for event in events]
         original = await by_original_sse(http, content="note")
@@ -104,7 +104,7 @@ async def test_asked_on_the_page_approved_in_the_console(
     await chat.over()
     await expect(chat.page.locator(".card")).to_have_count(0)
     await expect(chat.step("note")).to_have_class("ok")
-    assert await chat.turn.locator(".answer").all_text_contents() == [FIRST, SECOND]
+    await expect(chat.turn.locator(".answer")).to_have_text([FIRST, SECOND])
 
     # The original route, whose front-ends know no approval, shows the same first half of a run of its own.
     assert asked.terminal is not None

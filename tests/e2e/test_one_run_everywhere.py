@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 from httpx_sse import aconnect_sse
 
 from dualclaw import ContentPart, EngineEvent, Message, Role, RunRequest
@@ -16,6 +17,8 @@ from dualclaw_clients.engine_client import EngineClient
 from tests.toolchains import require
 
 from .conftest import ROOT, Launcher, Process, run_command
+
+pytestmark = pytest.mark.timeout(400)
 
 QUESTION = "What is 17 * 23? 请回答"
 ANSWER = 'One moment.\n\n结果是 391 🙂\u2028and "quoted".'
@@ -77,7 +80,7 @@ async def test_every_channel_shows_the_same_run(
         ("calculate", "fail"),
     ]
 
-    async with httpx.AsyncClient(base_url=web.address, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=web.address, timeout=60) as http:
         native: list[EngineEvent] = []
         body = {"message": {"role": "ROLE_USER", "parts": [{"text": QUESTION}]}}
         async with aconnect_sse(http, "POST", "/v1/runs", json=body) as source:
@@ -186,7 +189,7 @@ async def test_a_place_beyond_the_end_is_refused_before_the_stream_begins(
     """An EventSource that asks for events after the end gets 416 and stops, not an empty stream again and again."""
     engine, web = await start(launch, write_script)
     run_id = (await by_grpc(connect(engine.address)))[0].run_id
-    async with httpx.AsyncClient(base_url=web.address, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=web.address, timeout=60) as http:
         response = await http.get(f"/v1/runs/{run_id}/events?after=999")
     assert response.status_code == 416
     assert response.json()["error"]["reason"] == "AFTER_SEQ_OUT_OF_RANGE"

@@ -2,8 +2,9 @@
 
 Engine and gateway are shared, with a tenant for each test; what is killed is the test's own. A recorder in the page
 notes every state that was shown, so "text grew" and "nothing was ever doubled" are judged by all of them and not by
-the moments a test happened to look. Nothing waits for a fixed time: a tool is held by a file, and everything else is
-waited for as a condition.
+the moments a test happened to look. Nothing waits for a fixed time, and nothing is done "in the middle" of what goes on
+by itself: tools, and answers that are written step by step, are held by files, and everything else is waited for as a
+condition.
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,21 @@ from playwright.async_api import expect
 
 from tests.toolchains import require
 
-from .chat import CONTRAST, LONG, MARKUP, THOUGHT, Chat, Shared, assert_grown, settings_of
+from .chat import (
+    CONTRAST,
+    LONG,
+    MARKUP,
+    STEPWISE,
+    THOUGHT,
+    THOUGHT_STOPS,
+    Chat,
+    Shared,
+    assert_grown,
+    settings_of,
+)
 from .conftest import Launcher, Open
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 SAID = """() => {
   window.said = [];
@@ -70,13 +82,17 @@ async def chat_on_own_engine(open_chat: Open, launch: Launcher, tmp_path: Path) 
 
 async def test_an_answer_is_shown_as_it_comes(chat: Chat) -> None:
     """Folded reasoning, steps with their live phase, a growing text; in the end exactly what the engine says."""
-    await chat.ask("survey")
+    await chat.ask(f"survey {STEPWISE}")
+    for stop in THOUGHT_STOPS:
+        await expect(chat.turn.locator(".reasoning .thought")).to_contain_text(stop)
+        chat.open_gate(stop)
     await expect(chat.step("ledger")).to_have_class("fail")
     await expect(chat.step("survey")).to_have_class("start")
     await expect(chat.step("ledger").locator(".finding")).to_contain_text("the ledger of 1888 is sealed")
     await expect(chat.text).to_have_text("One moment.")
-    chat.open_gate()
+    chat.open_gate("survey")
     await expect(chat.step("survey")).to_have_class("ok")
+    await chat.read_along()
     await chat.over()
     done = (await chat.log())[-1]
     assert done["type"] == "done"
@@ -89,7 +105,7 @@ async def test_an_answer_is_shown_as_it_comes(chat: Chat) -> None:
     assert [text for text in thoughts if not THOUGHT.startswith(text)] == []
     assert not any(state["open"] for state in states)
     assert_grown(states, await chat.shown())
-    assert len([text for state in states if state["live"] and (text := str(state["text"]))]) > 5
+    assert len({text for state in states if state["live"] and (text := str(state["text"]))}) > 5
 
     await chat.step("Thought").locator("summary").click()
     await expect(chat.step("Thought").locator("div.thought")).to_have_text(THOUGHT)
@@ -123,12 +139,12 @@ async def test_stop_ends_the_run_and_keeps_its_text(chat: Chat) -> None:
     await chat.page.locator("#stop").click()
     await chat.over()
     await expect(chat.turn.locator(".foot")).to_contain_text("Stopped")
-    assert await chat.shown() == "So far, so"
+    await chat.shows("So far, so")
     assert [run["state"] for run in await chat.runs()] == ["RUN_STATE_CANCELLED"]
     await expect(chat.page.locator("#question")).to_be_focused()
     await chat.reload()
     await expect(chat.turn.locator(".foot")).to_contain_text("Stopped")
-    assert await chat.shown() == "So far, so"
+    await chat.shows("So far, so")
     await chat.ask("more")
     await expect(chat.text).to_have_text("You said more")
     await chat.over()
@@ -152,31 +168,34 @@ async def test_a_stop_on_a_broken_line_is_sent_when_the_line_is_back(chat_on_own
 async def test_a_killed_gateway_costs_no_character(chat_on_own_gateway: Chat) -> None:
     """Killed in mid-answer and started again: the page comes back by itself; every text shown was a beginning."""
     chat = chat_on_own_gateway
-    await chat.ask("slow")
-    await expect(chat.text).to_contain_text("number 3 ")
+    await chat.ask(f"slow {STEPWISE}")
+    await expect(chat.text).to_contain_text("number 10 ")
     chat.web.kill()
     await expect(chat.page.locator("#status")).to_have_text("Connection lost, reconnecting")
     assert len(await chat.shown()) < len(LONG)
     chat.restart_web()
+    await chat.read_along()
     await chat.over()
     await expect(chat.page.locator("#status")).to_be_empty()
-    assert await chat.shown() == (await chat.log())[-1]["content"] == LONG
+    assert (await chat.log())[-1]["content"] == LONG
+    await chat.shows(LONG)
     assert_grown(await chat.seen(), LONG)
 
 
 async def test_a_killed_engine_costs_no_character(chat_on_own_engine: Chat) -> None:
     """Killed in mid-answer and started again: the engine withdraws its text and writes it anew, unnoticed."""
     chat = chat_on_own_engine
-    await chat.ask("slow")
+    await chat.ask(f"slow {STEPWISE}")
     await expect(chat.text).to_contain_text("number 10 ")
     chat.engine.kill()
-    before = await chat.shown()
-    assert len(before) < len(LONG)
+    assert len(await chat.shown()) < len(LONG)
     chat.restart_engine()
+    await chat.read_along()
     await chat.over()
     log = await chat.log()
     assert [event["content"] for event in log if event["type"] == "rewind"] == [""]
-    assert await chat.shown() == log[-1]["content"] == LONG
+    assert log[-1]["content"] == LONG
+    await chat.shows(LONG)
     assert_grown(await chat.seen(), LONG)
 
 
@@ -200,10 +219,9 @@ async def test_a_run_is_found_again_after_a_reload(chat: Chat) -> None:
         await expect(one.step("survey")).to_have_class("ok")
         await expect(one.conversation("survey")).not_to_contain_text("in progress")
     live = await chat.page.locator("#turns").inner_text()
-    assert await other.page.locator("#turns").inner_text() == live
+    await expect(other.page.locator("#turns")).to_have_js_property("innerText", live)
     await chat.reload()
-    await expect(chat.text).to_contain_text(LONG[-20:])
-    assert await chat.page.locator("#turns").inner_text() == live
+    await expect(chat.page.locator("#turns")).to_have_js_property("innerText", live)
 
 
 async def test_conversations_stay_apart(chat: Chat) -> None:
@@ -295,7 +313,7 @@ async def test_the_keyboard_reaches_everything(chat: Chat) -> None:
     await page.keyboard.press("Enter")
     await chat.over()
     assert await page.locator(".question").text_content() == "one\ntwo"
-    assert await chat.shown() == "You said one\ntwo"
+    await chat.shows("You said one\ntwo")
     await expect(chat.conversation("one")).to_be_visible()
 
     await page.locator(".skip").focus()
@@ -309,7 +327,7 @@ async def test_the_keyboard_reaches_everything(chat: Chat) -> None:
     await page.keyboard.press("Enter")
     await expect(question).to_be_focused()
     assert page.url == address
-    assert await chat.shown() == "You said one\ntwo"
+    await chat.shows("You said one\ntwo")
 
 
 async def test_a_screen_reader_is_told_what_happens(chat: Chat) -> None:

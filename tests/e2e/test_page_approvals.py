@@ -12,7 +12,7 @@ from .approvals import BIG, notes, settings_of
 from .chat import Chat, Shared
 from .conftest import Launcher, Open
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ async def test_an_approval_is_given_on_its_card_and_the_answer_goes_on_below(cha
     await chat.over()
     await expect(card(chat)).to_have_count(0)
     await expect(chat.step("note").locator(".brief")).to_contain_text(f"number: {BIG}")
-    assert await chat.turn.locator(".answer").all_text_contents() == ["One moment.", "Result: noted milk"]
+    await expect(chat.turn.locator(".answer")).to_have_text(["One moment.", "Result: noted milk"])
     assert noted(chat) == [f"milk {BIG}"]
     await chat.reload()
     await expect(chat.text).to_contain_text("Result: noted milk")
@@ -182,7 +182,7 @@ async def test_an_answer_given_on_a_broken_line_is_given_once(
     await chat.over()
     await expect(chat.page.locator("#status")).to_be_empty()
     assert noted(chat) == [f"milk {BIG}"]
-    assert await chat.turn.locator(".answer").all_text_contents() == ["One moment.", "Result: noted milk"]
+    await expect(chat.turn.locator(".answer")).to_have_text(["One moment.", "Result: noted milk"])
 
 
 async def test_stop_ends_a_run_that_waits(chat: Chat) -> None:

@@ -13,7 +13,7 @@ from tests.toolchains import require
 from .chat import Chat, Shared
 from .conftest import Launcher, Open
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 AGENTS = '''
 from dualclaw_server.engine.agent import Agent
@@ -46,7 +46,7 @@ AGENT = Agent(
     instructions="You lead",
     tools=[pay, quick],
     sub_agents=[RESEARCHER],
-    interceptors=[HitlInterceptor([Policy("pay", expires_in=7200), Policy("quick", expires_in=1.5)])],
+    interceptors=[HitlInterceptor([Policy("pay", expires_in=7200), Policy("quick", expires_in=8)])],
 )
 '''
 TRICK = "Bob\u202e ,eciLA\u200b\u2066"

@@ -11,7 +11,7 @@ import httpx
 from tests.toolchains import require
 
 from . import approvals, chat
-from .chat import LONG
+from .chat import LONG, STEPWISE, STOPS, open_gate
 from .conftest import ROOT, Launcher
 
 FRONT_END = ROOT / "tests/clients/web/node/old_front_end.mjs"
@@ -27,7 +27,7 @@ class FrontEnd:
     async def state(self) -> State | None:
         """Return what it shows after the next frame; None at the end of the stream."""
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 30)
+        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
         found = json.loads(line or '"died"')
         assert found != "died", (await self._rest()).decode()
         return None if found == "over" else found
@@ -84,17 +84,18 @@ async def test_an_engine_killed_in_mid_answer_is_a_rewind_nobody_sees(launch: La
     settings = chat.settings_of(tmp_path, DUALCLAW_STORE="sqlite:old.db")
     engine = launch("dualclaw_server", **settings)
     web = launch("dualclaw_clients.web", DUALCLAW_WEB_LISTEN="127.0.0.1:0", DUALCLAW_ENGINE=engine.address)
-    async with asking(web.address, "slow") as front_end:
-        begun = await front_end.until(lambda state: "number 10 " in str(state["text"]))
+    async with asking(web.address, f"slow {STEPWISE}") as front_end:
+        begun = await front_end.until(lambda state: STOPS[0] in str(state["text"]))
         engine.kill()
         launch("dualclaw_server", **{**settings, "DUALCLAW_LISTEN": engine.address})
+        open_gate(tmp_path / "default")
         states = await front_end.all()
     shown = [str(state["text"]) for state in [begun, *states]]
     assert [text for text in shown if not LONG.startswith(text)] == []
     assert shown == sorted(shown, key=len)
     assert shown[-1] == LONG
     assert states[-1]["done"] is True
-    async with httpx.AsyncClient(base_url=web.address) as http:
+    async with httpx.AsyncClient(base_url=web.address, timeout=60) as http:
         log = (await http.get(f"/v1/runs/{(await newest(http))['id']}/events")).text
     assert log.count('"type": "rewind"') == 1
 
@@ -113,7 +114,7 @@ async def test_an_approval_is_seen_as_a_waiting_step_and_given_elsewhere(launch:
     async with asking(web, "more", conversation_id=conversation) as front_end:
         (refused,) = await front_end.all()
     assert "May this be noted?" in str(refused["error"])
-    async with httpx.AsyncClient(base_url=web, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=web, timeout=60) as http:
         run = await newest(http)
         items = run["interrupts"]
         assert isinstance(items, list)
@@ -137,7 +138,7 @@ async def test_failures_and_a_cancel_are_one_last_frame(launch: Launcher, tmp_pa
         failed = (await front_end.all())[-1]
     assert (failed["text"], failed["error"]) == ("It begins.", "The key is not valid.")
     assert failed["trace"]
-    async with httpx.AsyncClient(base_url=web, timeout=30) as http, asking(web, "hang") as front_end:
+    async with httpx.AsyncClient(base_url=web, timeout=60) as http, asking(web, "hang") as front_end:
         await front_end.until(lambda state: state["text"] == "So far, so")
         await http.post(f"/v1/runs/{(await newest(http))['id']}/cancel")
         (last,) = await front_end.all()
@@ -149,11 +150,12 @@ async def test_a_front_end_that_leaves_finds_the_same_answer_by_its_request_id(
 ) -> None:
     """The run goes on without it; asked again with the same request_id it reads the whole answer of that one run."""
     _, web = gateway(launch, chat.settings_of(tmp_path))
-    async with asking(web, "slow", request_id="one") as front_end:
-        await front_end.until(lambda state: len(str(state["text"])) > 20)
-    async with asking(web, "slow", request_id="one") as front_end:
+    async with asking(web, f"slow {STEPWISE}", request_id="one") as front_end:
+        await front_end.until(lambda state: STOPS[0] in str(state["text"]))
+    open_gate(tmp_path / "default")
+    async with asking(web, f"slow {STEPWISE}", request_id="one") as front_end:
         states = await front_end.all()
     assert states[-1]["text"] == LONG
-    async with httpx.AsyncClient(base_url=web) as http:
+    async with httpx.AsyncClient(base_url=web, timeout=60) as http:
         runs = (await http.get("/v1/runs")).json()["runs"]
     assert [run["state"] for run in runs] == ["RUN_STATE_SUCCEEDED"]

@@ -27,7 +27,9 @@ async def vendor() -> AsyncIterator[Callable[[bytes], str]]:
     body = b""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        # With the body: a connection that is closed with unread bytes is reset, and the answer may be lost.
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(head.partition("content-length: ")[2].split("\r\n")[0]))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
         for start in range(0, len(body), 7):
             writer.write(body[start : start + 7])
@@ -47,7 +49,7 @@ async def vendor() -> AsyncIterator[Callable[[bytes], str]]:
 
 async def ask(client: EngineClient) -> tuple[str, str, object]:
     message = Message(role=Role.ROLE_USER, parts=[ContentPart(text="go")])
-    async with client.run(RunRequest(message=message), timeout=60) as stream:
+    async with client.run(RunRequest(message=message), timeout=100) as stream:
         events = [event async for event in stream]
     assert check_stream(events) == []
     done = events[-1].done

@@ -9,7 +9,7 @@ import { EngineClient } from "../src/index.js";
 import { ListRunsRequestSchema } from "../src/v1.js";
 import { delta, freePort, seqs, serve } from "./fake.js";
 
-describe("a client", { timeout: 30_000 }, () => {
+describe("a client", { timeout: 120_000 }, () => {
   it("refuses an address that is none", () => {
     for (const target of ["http://127.0.0.1:50051", "::1:50051", "host:99999", "me@host:1", "host", "host:0x1", ""]) {
       assert.throws(() => new EngineClient(target), { name: "TypeError", message: /HOST:PORT/ }, target);

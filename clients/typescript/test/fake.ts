@@ -82,7 +82,7 @@ export async function serveAt(
     await fake.stop();
   });
   const client = new EngineClient(`127.0.0.1:${(server.address() as AddressInfo).port}`, {
-    ...options, reconnect: { firstMs: 1, totalMs: 3000, ...options.reconnect },
+    ...options, reconnect: { firstMs: 1, totalMs: 60_000, ...options.reconnect },
   });
   return [fake, client, server];
 }
@@ -123,10 +123,10 @@ export async function freePort(): Promise<number> {
   return port;
 }
 
-/** Waits until something holds; fails after ten seconds. */
+/** Waits until something holds; fails after a minute. */
 export async function until(holds: () => boolean): Promise<void> {
   for (let tries = 0; !holds(); tries += 1) {
-    if (tries > 1000) throw new Error(`never came true: ${holds.toString()}`);
+    if (tries > 6000) throw new Error(`never came true: ${holds.toString()}`);
     await new Promise((later) => setTimeout(later, 10));
   }
 }

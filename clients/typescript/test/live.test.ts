@@ -59,7 +59,7 @@ function checkRules(events: EngineEvent[]): void {
 
 const refusedWith = (reason: string) => (error: unknown) => error instanceof EngineError && error.reason === reason;
 
-describe("live", { skip, timeout: 120_000 }, () => {
+describe("live", { skip, timeout: 600_000 }, () => {
   const client = target ? new EngineClient(target) : (undefined as never);
   for (const [name, text] of Object.entries({
     text: "Hello 你好 🙂", tool: "Two of three went well.", args: "Seen.", rewind: "This is right.",

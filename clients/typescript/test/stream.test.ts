@@ -10,7 +10,7 @@ import { EngineClient, EngineError } from "../src/index.js";
 import { RunRequestSchema } from "../src/v1.js";
 import { broken, delta, done, freePort, refusal, seqs, serve, serveAt, until } from "./fake.js";
 
-describe("a stream", { timeout: 30_000 }, () => {
+describe("a stream", { timeout: 120_000 }, () => {
   it("is taken up again after the last event seen; what comes twice is skipped", async (t) => {
     const [fake, client] = await serve(t,
       [delta(1, "a"), delta(2, "b"), broken()], [broken()],
@@ -92,7 +92,9 @@ describe("a stream", { timeout: 30_000 }, () => {
   });
 
   it("gives up in the end and says where it stood", async (t) => {
-    const [, client] = await serve(t, [delta(1, "a"), broken()], ...Array.from({ length: 2000 }, () => [broken()]));
+    const reconnect = { totalMs: 500 };
+    const [, client] = await serveAt(t, 0, { reconnect },
+      [delta(1, "a"), broken()], ...Array.from({ length: 2000 }, () => [broken()]));
     await assert.rejects(seqs(await client.ask("hi")), (error: unknown) => {
       assert.ok(error instanceof EngineError && error.unreachable);
       assert.match(error.message, /run r, after event 1/);
@@ -110,7 +112,7 @@ describe("a stream", { timeout: 30_000 }, () => {
   });
 });
 
-describe("a stream that is left", { timeout: 30_000 }, () => {
+describe("a stream that is left", { timeout: 120_000 }, () => {
   it("before its first read ends the call", async (t) => {
     const [fake, client] = await serve(t, [delta(1, "a"), "hang"]);
     await (await client.ask("hi"))[Symbol.asyncIterator]().return();
@@ -193,7 +195,7 @@ it("text that is not well formed reaches the engine as U+FFFD", async (t) => {
   assert.equal(fake.runs[0]!.message!.parts[0]!.part.value, "a\ufffdb");
 });
 
-describe("a start", { timeout: 30_000 }, () => {
+describe("a start", { timeout: 120_000 }, () => {
   it("leaves the caller's request as it is, so that it starts a second run", async (t) => {
     const [fake, client] = await serve(t, [done(1)], [done(1)]);
     const request = create(RunRequestSchema, {});
@@ -205,16 +207,21 @@ describe("a start", { timeout: 30_000 }, () => {
 
   it("whose connection is reset is sent again", async (t) => {
     let resets = 0;
+    const leaving = new AbortController();
     const server = createServer((socket) => {
       resets += 1;
+      if (resets === 3) leaving.abort(new Error("enough"));
       socket.resetAndDestroy();
     });
     await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
     t.after(() => server.close());
     const { port } = server.address() as { port: number };
-    const client = new EngineClient(`127.0.0.1:${port}`, { reconnect: { totalMs: 2000, firstMs: 1 } });
-    await assert.rejects(client.ask("hi"), { name: "EngineError", unreachable: true });
-    assert.ok(resets > 1);
+    const once = new EngineClient(`127.0.0.1:${port}`, { reconnect: { totalMs: 0 } });
+    await assert.rejects(once.ask("hi"), { name: "EngineError", unreachable: true });
+    assert.equal(resets, 1);
+    const patient = new EngineClient(`127.0.0.1:${port}`, { reconnect: { totalMs: Infinity, firstMs: 1 } });
+    await assert.rejects(patient.ask("hi", { signal: leaving.signal }), /enough/);
+    assert.ok(resets >= 3);
   });
 
   it("that the program itself spoils fails at once with the cause", async (t) => {
@@ -273,7 +280,7 @@ describe("a start", { timeout: 30_000 }, () => {
 
   it("waits for an engine that was never there when startMs says so", async (t) => {
     const port = await freePort();
-    const client = new EngineClient(`127.0.0.1:${port}`, { reconnect: { startMs: 20_000, firstMs: 1, longestMs: 50 } });
+    const client = new EngineClient(`127.0.0.1:${port}`, { reconnect: { startMs: 60_000, firstMs: 1, longestMs: 50 } });
     const starting = client.ask("hi").then(seqs);
     await new Promise((later) => setTimeout(later, 50));
     await serveAt(t, port, {}, [done(1)]);

@@ -77,7 +77,7 @@ async def opened(engine: str, **settings: object) -> AsyncIterator[Served]:
     known = {"a2a_listen": "127.0.0.1:0", "a2a_grpc_listen": "127.0.0.1:0", "a2a_grace": 1.0}
     async with AsyncExitStack() as stack:
         claw = await stack.enter_async_context(open_claw(A2aSettings(engine=engine, **{**known, **settings})))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
         card = await A2ACardResolver(http, claw.addresses.json_rpc).get_agent_card()
 
         def client(binding: str, *, streaming: bool = True, key: str = "", tenant: str = "", url: str = "") -> Client:
@@ -234,7 +234,7 @@ class Seen:
 async def collect(stream, until: "Callable[[Seen], bool]" = lambda seen: False) -> Seen:
     """Read a stream to its end, or to where ``until`` says so."""
     seen = Seen()
-    async with asyncio.timeout(30), contextlib.aclosing(stream):
+    async with asyncio.timeout(100), contextlib.aclosing(stream):
         async for response in stream:
             seen.take(response)
             if until(seen):

@@ -10,6 +10,8 @@ from tests.toolchains import require
 
 from .conftest import BINDINGS, NODE
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="session")
 def node() -> str:
@@ -29,7 +31,7 @@ async def test_the_javascript_client_streams_answers_resumes_resubscribes_and_ca
         cwd=NODE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 90)
+        out, err = await asyncio.wait_for(process.communicate(), 100)
     finally:
         if process.returncode is None:
             process.kill()

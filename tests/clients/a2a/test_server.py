@@ -42,7 +42,7 @@ async def guarded(tmp_path):
 
 async def drained(stream) -> None:
     """Read a stream to its end."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for _ in stream:
             pass
 
@@ -178,7 +178,7 @@ async def test_a_connection_that_brings_no_head_is_closed(tmp_path):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head)
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     with contextlib.suppress(ConnectionError):
                         assert await reader.read() == b""
             finally:
@@ -196,7 +196,7 @@ async def test_more_streams_than_the_limit_are_refused_and_room_comes_back(engin
         answer = await claw.http.post(claw.url, json=rpc("SendMessage", **sent), headers=CALL)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         await first.aclose()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while claw.claw.tasks.open_streams:  # noqa: ASYNC110  # nothing tells when a server has noticed
                 await asyncio.sleep(0.02)
         seen = await collect(client.send_message(message("conformance: text")))
@@ -271,12 +271,12 @@ async def test_the_process_tells_its_addresses_and_drains_on_sigterm(engine):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dualclaw_clients.a2a", "--engine", engine,
         "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
-        env={**environment, "DUALCLAW_A2A_GRACE": "2"}, cwd=ROOT,
+        env={**environment, "DUALCLAW_A2A_GRACE": "30"}, cwd=ROOT,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        line = (await asyncio.wait_for(process.stdout.readline(), 100)).decode()
         found = re.fullmatch(r"dualclaw-a2a listening on (http://\S+) and, for gRPC, on (\S+)\n", line)
         assert found, line
         async with grpc.aio.insecure_channel(found[2]) as channel:
@@ -286,7 +286,7 @@ async def test_the_process_tells_its_addresses_and_drains_on_sigterm(engine):
             process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
                 await drained(responses)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
         assert process.stderr is not None
         assert b"Traceback" not in await process.stderr.read()
     finally:
@@ -300,6 +300,6 @@ async def test_help_names_every_variable():
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dualclaw_clients.a2a", "--help", stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), 100)
     for name in variables_of(A2aSettings):
         assert name in out.decode(), name

@@ -51,7 +51,7 @@ class CommandLine:
     async def finish(self, process, stdin: bytes = b"") -> Finished:
         """Wait for the end of a process."""
         try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), 30)
+            out, err = await asyncio.wait_for(process.communicate(stdin), 100)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -64,8 +64,8 @@ class CommandLine:
         os.close(slave)
         process.stdin.close()
         try:
-            screen = await asyncio.wait_for(asyncio.to_thread(_read_all, master), 30)
-            code = await asyncio.wait_for(process.wait(), 10)
+            screen = await asyncio.wait_for(asyncio.to_thread(_read_all, master), 100)
+            code = await asyncio.wait_for(process.wait(), 60)
         finally:
             if process.returncode is None:
                 process.kill()

@@ -210,7 +210,7 @@ async def test_a_purge_at_a_terminal_asks_and_takes_only_yes(
     os.close(slave)
     screen = ""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while "Type yes to go on: " not in screen:
                 screen += (await asyncio.to_thread(os.read, master, 65_536)).decode()
             os.write(master, typed.encode())

@@ -15,11 +15,14 @@ from dualclaw_clients.im.delivery import SendLimits
 from dualclaw_clients.im.relay import Relay, RelayLimits
 from dualclaw_clients.im.state import RelayState
 
-QUICK = RelayLimits(grace=0.2, sweep=0.05, reach=0, send=SendLimits(timeout=0.3, tries=2, pause=0.01))
+QUICK = RelayLimits(grace=0.2, sweep=0.05, reach=0, send=SendLimits(timeout=60, tries=2, pause=0.01))
 
 
 class Platform:
-    """A connector whose person is the test: ``sent`` is what they read, ``refusals`` what goes wrong next."""
+    """A connector whose person is the test: ``sent`` is what they read, ``refusals`` what goes wrong next.
+
+    A number or an event of ``refusals`` is what a send takes.
+    """
 
     claw = "im_test"
 
@@ -34,7 +37,7 @@ class Platform:
         self.approvers = frozenset(approvers)
         self.sendings: list[Sending] = []
         self.sent: list[tuple[str, str | Media]] = []
-        self.refusals: list[SendError | float | None] = []
+        self.refusals: list[SendError | asyncio.Event | float | None] = []
         self.arrivals: asyncio.Queue[IncomingMessage | None] = asyncio.Queue()
         self._changed = asyncio.Condition()
 
@@ -53,7 +56,10 @@ class Platform:
         trouble = self.refusals.pop(0) if self.refusals else None
         if isinstance(trouble, SendError):
             raise trouble
-        await asyncio.sleep(trouble or 0)
+        if isinstance(trouble, asyncio.Event):
+            await asyncio.wait_for(trouble.wait(), 100)
+        else:
+            await asyncio.sleep(trouble or 0)
         self.sent.append((chat.chat_id, what))
         async with self._changed:
             self._changed.notify_all()
@@ -64,7 +70,7 @@ class Platform:
 
     async def wait_for(self, count: int) -> None:
         """Wait until so many messages have been sent."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.sent) >= count)
 
 
@@ -156,7 +162,7 @@ def ask() -> Callable[..., Awaitable[bool]]:
     """Hands a message to a relay and waits for the end of the work on it; True if it was answered."""
 
     async def hand_in(relay: Relay, platform: Platform, message: IncomingMessage) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await (await relay.accept(platform, message)).answered()
 
     return hand_in

@@ -12,6 +12,7 @@ from dualclaw_clients.im.commands import Command, Word, parse_command
 from dualclaw_clients.im.connector import ChatKey, MessageKey
 from dualclaw_clients.im.reading import MAX_SUBJECT, subject_of
 from dualclaw_clients.im.relay import RelayLimits
+from dualclaw_clients.im.state import RelayState
 from dualclaw_clients.im.texts import TEXTS, ZH
 
 APPROVAL = InterruptItem(
@@ -119,7 +120,7 @@ async def test_an_answer_may_come_before_the_platform_has_acknowledged_the_quest
     platform.refusals.append(0.2)  # the platform takes its time
     async with relaying(platform) as relay:
         first = await relay.accept(platform, message("m1"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not platform.sendings:  # noqa: ASYNC110  # it has a list and no event
                 await asyncio.sleep(0.005)
         await ask(relay, platform, message("m2", "ok", user="boss"))
@@ -196,17 +197,18 @@ async def test_approvals_of_the_tenant_are_listed_for_approvers_only(
     assert (call.request.run_id, call.metadata["dualclaw-subject"]) == ("r2", "test:boss")
 
 
-async def test_cancel_overtakes_the_run_it_cancels(relaying, platform, message, answer, fake_engine):
+async def test_cancel_overtakes_the_run_it_cancels(relaying, platform, message, answer, fake_engine, tmp_path):
     """It does not wait behind the message that is being answered, and says what it did."""
     gate = asyncio.Event()
     done = make_done(message_id="x", conversation_id="c", content="half", stop_reason="cancelled")
     fake_engine.on("Run", [make_delta("half"), gate, done])
     async with relaying(platform) as relay:
         await relay.accept(platform, message("m1"))
-        await fake_engine.wait_for_call("Run", 1)
-        await asyncio.sleep(0.2)  # until the answer's stream is open
+        async with asyncio.timeout(60), await RelayState.open(tmp_path / "im.sqlite") as noted:
+            while not await noted.conversation_of(ChatKey("test", "b1", "c1")):  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(0.01)  # until the answer's stream is open, and the relay knows its run
         await relay.accept(platform, message("m2", "取消"))
-        await asyncio.wait_for(fake_engine.cancelled.wait(), 10)
+        await asyncio.wait_for(fake_engine.cancelled.wait(), 60)
         await platform.wait_for(1)
         gate.set()
         await platform.wait_for(2)
@@ -216,11 +218,11 @@ async def test_cancel_overtakes_the_run_it_cancels(relaying, platform, message, 
 async def test_cancel_ends_a_message_whose_run_has_not_begun(relaying, platform, message, fake_engine):
     """While the engine is out of reach there is no run to cancel; the message ends all the same."""
     await fake_engine.stop()
-    async with relaying(platform, limits=RelayLimits(reach=30)) as relay:
+    async with relaying(platform, limits=RelayLimits(reach=100)) as relay:
         receipt = await relay.accept(platform, message("m1"))
         await asyncio.sleep(0.3)
         await relay.accept(platform, message("m2", "/cancel"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await receipt.answered()
     assert ZH.cancelled in platform.texts()
 

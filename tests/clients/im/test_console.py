@@ -43,7 +43,7 @@ async def run_program(text: str, *arguments: str, **variables: str) -> Ended:
     process = await asyncio.create_subprocess_exec(
         *command("console", *arguments), stdin=-1, stdout=-1, stderr=-1, env=environment(**variables)
     )
-    output, errors = await asyncio.wait_for(process.communicate(text.encode()), 20)
+    output, errors = await asyncio.wait_for(process.communicate(text.encode()), 100)
     return Ended(process.returncode or 0, output.decode(), errors.decode())
 
 
@@ -56,7 +56,7 @@ def talk(fake_engine, tmp_path):
         settings = ImSettings(engine=fake_engine.target)
         with (tmp_path / "in").open() as source, (tmp_path / "out").open("w+") as target:
             console = ConsoleConnector(source.fileno(), target.fileno() if output is None else output)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 try:
                     async with open_relay(settings, [console], state=state) as relay:
                         await relay.listen()
@@ -138,10 +138,10 @@ async def test_ctrl_c_ends_at_once_although_a_read_is_blocked(fake_engine, answe
     assert process.stdout is not None
     process.stdin.write(b"hi\n")
     await process.stdin.drain()
-    assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ok\n"
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ok\n"
     await asyncio.sleep(0.2)  # until it waits for the next line
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 20) == 130
+    assert await asyncio.wait_for(process.wait(), 60) == 130
     _, errors = await process.communicate()
     assert errors == b""
 
@@ -213,7 +213,7 @@ async def test_a_terminal_gets_a_prompt_and_no_control_characters(fake_engine, a
         os.write(control, b"hi\n")
         shown += await _read_until(control, "> ")
         os.write(control, b"\x04")
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         os.close(control)
     assert shown.replace("\r\n", "\n") == "> hi\na␛]0;title␇b\ufffd2J\nc\td\n> "
@@ -221,7 +221,7 @@ async def test_a_terminal_gets_a_prompt_and_no_control_characters(fake_engine, a
 
 async def _read_until(fd: int, end: str) -> str:
     data = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not data.decode(errors="replace").endswith(end):
             data += await asyncio.to_thread(os.read, fd, 4096)
     return data.decode()
@@ -246,7 +246,7 @@ async def test_a_character_cut_by_two_reads_is_whole():
         os.write(write, b"\xff")
         os.close(write)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group, contextlib.aclosing(read_lines(read)) as stream:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group, contextlib.aclosing(read_lines(read)) as stream:
         group.create_task(feed())
         lines.extend([line async for line in stream])
     os.close(read)

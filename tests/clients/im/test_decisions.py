@@ -1,13 +1,12 @@
 """Replies as answers to numbered questions: what decides, what does not, and what is asked about."""
 
-import json
 import time
 
 import pytest
 
 from dualclaw import DecisionAction, InterruptItem, InterruptKind
 from dualclaw_clients.adapters.questions import MAX_ARGS
-from dualclaw_clients.im.decisions import Asked, Problem, Unclear, parse_reply, response_json_of
+from dualclaw_clients.im.decisions import Asked, Problem, Unclear, parse_reply
 
 A, Q = InterruptKind.INTERRUPT_KIND_APPROVAL, InterruptKind.INTERRUPT_KIND_QUESTION
 
@@ -161,24 +160,6 @@ def test_what_was_not_shown_whole_cannot_be_approved_and_can_be_refused():
     assert said("1 ok", questions) == (Problem.NOT_WHOLE, 1)
     assert said("all ok", questions) == (Problem.NOT_WHOLE, 1)
     assert said("1 no", questions) == [(1, "reject", "")]
-
-
-@pytest.mark.parametrize(
-    ("text", "schema", "response"),
-    [
-        ("2", {"enum": ["market", "store"]}, "store"),
-        ("STORE", {"enum": ["market", "store"]}, "store"),
-        ("bakery", {"anyOf": [{"enum": ["market"]}, {"type": "string"}]}, "bakery"),
-        ("1", {"anyOf": [{"enum": ["market"]}, {"type": "string"}]}, "market"),
-        ("7", {"type": "integer"}, 7),
-        ("seven", {"type": "integer"}, "seven"),
-        ("7", {}, "7"),
-        ("7", [], "7"),
-    ],
-)
-def test_an_answer_is_a_choice_by_number_or_text_or_what_the_schema_wants(text, schema, response):
-    """The same as the engine reads of a plain message."""
-    assert json.loads(response_json_of(text, json.dumps(schema))) == response
 
 
 def test_reading_a_hostile_reply_is_quick():

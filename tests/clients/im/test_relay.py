@@ -11,8 +11,11 @@ from dualclaw.events import make_delta, make_done, make_error, make_interrupt
 from dualclaw_clients.engine_client import Reconnect
 from dualclaw_clients.im.answers import request_id_of
 from dualclaw_clients.im.connector import ChatKey, Limit, Media, MessageKey, Overloaded, SendError, Unit
+from dualclaw_clients.im.delivery import SendLimits
 from dualclaw_clients.im.relay import RelayLimits
 from dualclaw_clients.im.texts import ZH
+
+from .conftest import QUICK
 
 
 def replaced(event, seq):
@@ -77,7 +80,7 @@ async def test_a_resent_message_is_answered_once(relaying, platform, message, an
         repeats.append(await relay.accept(platform, message("m1")))
     async with relaying(platform) as relay:
         repeats.append(await relay.accept(platform, message("m1")))
-        assert await relay.drain(1)
+        assert await relay.drain(60)
     assert [receipt.duplicate for receipt in [first, *repeats]] == [False, True, True, True, True]
     assert platform.sent == [("c1", "once")]
     assert len(fake_engine.calls_of("Run")) == 1
@@ -85,8 +88,8 @@ async def test_a_resent_message_is_answered_once(relaying, platform, message, an
 
 async def test_accepting_does_not_wait_for_the_answer(relaying, platform, message, answer):
     """The platform gets its acknowledgement while the model still thinks."""
-    answer("late", "headers", 30.0)
-    async with relaying(platform, limits=RelayLimits(grace=0)) as relay, asyncio.timeout(2):
+    answer("late", "headers", 90.0)
+    async with relaying(platform, limits=RelayLimits(grace=0)) as relay, asyncio.timeout(60):
         assert not (await relay.accept(platform, message("m1"))).duplicate
 
 
@@ -94,7 +97,7 @@ async def test_a_message_cut_off_by_the_end_is_answered_by_the_next_relay(
     relaying, platform, message, answer, fake_engine
 ):
     """What was under way or waiting is resumed, in order, with the very same request: no second run."""
-    answer("one", "headers", 30.0)
+    answer("one", "headers", 90.0)
     answer("one")
     answer("two")
     fake_engine.on("Run", [EngineError("INTERNAL", "a third run")])
@@ -116,7 +119,7 @@ async def test_a_message_cut_off_by_the_end_is_answered_by_the_next_relay(
 async def test_a_relay_beside_it_takes_over_from_a_dead_one(relaying, new_platform, message, answer, fake_engine):
     """With two relays on one state file, the messages of the one that dies are answered by the other."""
     one, two = new_platform(), new_platform()
-    answer("text", "headers", 30.0)
+    answer("text", "headers", 90.0)
     answer("text")
     async with relaying(two):
         async with relaying(one, limits=RelayLimits(grace=0)) as first:
@@ -166,11 +169,11 @@ async def test_an_engine_that_is_being_restarted_costs_no_message(relaying, plat
     """A message that comes while the engine is away for a moment is answered when it is back, without a word."""
     await fake_engine.stop()
     answer("back")
-    async with relaying(platform, limits=RelayLimits(reach=5)) as relay:
+    async with relaying(platform, limits=RelayLimits(reach=60)) as relay:
         receipt = await relay.accept(platform, message("m1"))
         await asyncio.sleep(0.3)
         await fake_engine.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await receipt.answered()
     assert platform.texts() == ["back"]
 
@@ -314,9 +317,9 @@ async def test_sending_stops_at_a_failed_part_and_goes_on_there(
 
 async def test_a_platform_that_does_not_take_a_part_in_time_counts_as_failed(relaying, platform, message, answer, ask):
     """A send that hangs does not hang the chat for ever; whether it arrived is unknown, so it is not repeated."""
-    platform.refusals = [10.0]
+    platform.refusals = [90.0]
     answer("text")
-    async with relaying(platform) as relay:
+    async with relaying(platform, limits=replace(QUICK, send=SendLimits(timeout=2, tries=2))) as relay:
         assert not await ask(relay, platform, message("m1"))
         assert await ask(relay, platform, message("m2"))
     assert platform.texts() == ["text"]
@@ -355,7 +358,7 @@ async def test_a_flood_that_is_refused_is_bounded_too(relaying, platform, messag
     """Notices that go out more slowly than messages come count as open; beyond the bound the platform keeps them."""
     gate = asyncio.Event()
     answer("ok", "headers", gate)
-    platform.refusals += [0.25] * 3
+    platform.refusals += [gate] * 3
     async with relaying(platform, limits=RelayLimits(max_waiting=1, max_open=4)) as relay:
         receipts = [await relay.accept(platform, message(f"m{number}")) for number in range(4)]
         with pytest.raises(Overloaded):
@@ -373,7 +376,7 @@ async def test_a_run_that_takes_too_long_is_told_frees_the_chat_and_is_heard_of_
     fake_engine.on("Run", [make_delta("at "), "hang"])
     done = make_done(message_id="x", conversation_id="c", content="at last")
     fake_engine.on("Attach", [make_delta("at ", seq=1), 0.3, make_delta("last", seq=2), replaced(done, 3)])
-    async with relaying(platform, limits=RelayLimits(run_timeout=0.3)) as relay:
+    async with relaying(platform, limits=RelayLimits(run_timeout=3)) as relay:
         assert await ask(relay, platform, message("m1"))
         (text,) = platform.texts()
         assert "超时" in str(text)
@@ -408,7 +411,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_message_without_a_worker(rel
         await asyncio.sleep(0)
         task.cancel()
         await platform.wait_for(1)
-        assert await relay.drain(2)
+        assert await relay.drain(60)
     assert platform.texts() == ["text"]
 
 
@@ -426,7 +429,7 @@ async def test_a_message_that_comes_while_the_relay_ends_does_not_hold_it_up(
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(hand_in_and_break(), 5)
+        await asyncio.wait_for(hand_in_and_break(), 60)
     receipt = await tasks[0]
     assert (receipt.duplicate, await receipt.answered()) == (False, False)
     assert fake_engine.calls_of("Run") == []
@@ -470,7 +473,7 @@ async def test_listening_ends_when_every_connector_has_ended(relaying, new_platf
     for platform in (one, two):
         platform.arrivals.put_nowait(message("m1"))
         platform.arrivals.put_nowait(None)
-    async with relaying(one, two) as relay, asyncio.timeout(5):
+    async with relaying(one, two) as relay, asyncio.timeout(60):
         await relay.listen()
         assert await relay.drain()
     assert (one.texts(), two.texts()) == (["ok"], ["ok"])

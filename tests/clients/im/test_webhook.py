@@ -36,13 +36,22 @@ class Inbox:
 
 @pytest.fixture
 async def hook():
-    """A listening connector: its inbox and a function that posts to it."""
+    """A listening connector: its inbox, a function that posts to it, and a client."""
+    async with hooked(head_timeout=60) as parts:
+        yield parts
+
+
+@contextlib.asynccontextmanager
+async def hooked(*, head_timeout):
+    """The same, with so much patience for the heads of requests."""
     inbox = Inbox()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        connector = WebhookConnector([listening], None, bot="bot", secrets=SECRETS, max_body=2000, head_timeout=1)
+        connector = WebhookConnector(
+            [listening], None, bot="bot", secrets=SECRETS, max_body=2000, head_timeout=head_timeout
+        )
         task = asyncio.ensure_future(connector.listen(inbox.accept))
-        async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=10) as http:
+        async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=60) as http:
 
             async def post(body=GOOD, *, secret=SECRETS[0], at=None, path="/webhook/bot", signature=None):
                 raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -53,7 +62,7 @@ async def hook():
             yield inbox, post, http
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
 
 
 async def test_a_signed_message_is_taken_by_any_secret_and_known_again(hook):
@@ -103,16 +112,16 @@ async def test_the_signature_covers_the_raw_bytes(hook):
 
 
 @pytest.mark.parametrize("head", [b"", b"POST /webhook/bot HTTP/1.1\r\nHost: x", b"POST /"])
-async def test_a_connection_that_brings_no_whole_head_is_closed(hook, head):
+async def test_a_connection_that_brings_no_whole_head_is_closed(head):
     """Strangers need no secret to connect, and must not use up the files of the process."""
-    _, _, http = hook
-    reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-    try:
-        writer.write(head)
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-    finally:
-        writer.transport.abort()
+    async with hooked(head_timeout=1) as (_, _, http):
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        try:
+            writer.write(head)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+        finally:
+            writer.transport.abort()
 
 
 async def test_a_head_without_end_is_refused(hook):
@@ -122,7 +131,7 @@ async def test_a_head_without_end_is_refused(hook):
     writer.write(b"POST /webhook/bot HTTP/1.1\r\nX: ")
     sent = 0
     with contextlib.suppress(ConnectionError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sent < 4_000_000:
                 writer.write(b"a" * 10_000)
                 sent += 10_000
@@ -209,7 +218,7 @@ async def far_side():
 @pytest.fixture
 async def sender(far_side):
     """Sends replies there."""
-    sender = ReplySender(check_reply_url(far_side.url), SECRETS, timeout=5)
+    sender = ReplySender(check_reply_url(far_side.url), SECRETS, timeout=60)
     yield sender
     await sender.close()
 
@@ -244,11 +253,11 @@ async def test_only_what_was_surely_not_delivered_may_be_tried_again(sender, far
 
 async def test_without_a_connection_nothing_was_delivered():
     """Nobody listens: surely not delivered."""
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    sender = ReplySender(check_reply_url(f"http://127.0.0.1:{port}/"), SECRETS)
-    with pytest.raises(SendError) as caught:
-        await sender.send_text(CHAT, "x", Sending("k"))
+    with socket.socket() as taken:  # bound but not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        sender = ReplySender(check_reply_url(f"http://127.0.0.1:{taken.getsockname()[1]}/"), SECRETS)
+        with pytest.raises(SendError) as caught:
+            await sender.send_text(CHAT, "x", Sending("k"))
     assert caught.value.retryable
     await sender.close()
 

@@ -7,7 +7,6 @@ tests of a language skip, so that its own tool runs the rest anywhere.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nats_servers import free_port
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -24,9 +25,7 @@ class LiveEngine:
     """An engine on a fixed loopback port with a SQLite store, and the HTTP control that kills it."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._log = folder / "engine.log"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("DUALCLAW_", "OTEL_"))}
         self._environment = clean | {
@@ -74,7 +73,7 @@ class LiveEngine:
     def _kill(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._child.wait(10)
+            self._child.wait(60)
             assert self._child.stdout is not None
             self._child.stdout.close()
 

@@ -30,7 +30,7 @@ def go_environment(engine: LiveEngine) -> dict[str, str]:
     return {**os.environ, **engine.environment, "GOFLAGS": "-mod=readonly"}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1500)
 def test_go_client(live_engine: LiveEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """``go test`` passes, with every golden vector and every live test among what it ran, and none skipped."""
     done = subprocess.run(
@@ -39,7 +39,7 @@ def test_go_client(live_engine: LiveEngine, capsys: pytest.CaptureFixture[str]) 
         env=go_environment(live_engine),
         capture_output=True,
         text=True,
-        timeout=390,
+        timeout=1400,
         check=False,
     )
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -56,6 +56,7 @@ def test_go_client(live_engine: LiveEngine, capsys: pytest.CaptureFixture[str]) 
         sys.stdout.write(f"\ngo: {len(passed)} tests, {vectors} of them golden vectors, {live} live\n")
 
 
+@pytest.mark.timeout(1000)
 def test_generated_go_code_is_that_of_the_protos() -> None:
     """The committed stubs are what the generators make of the protos."""
     done = subprocess.run(
@@ -67,7 +68,7 @@ def test_generated_go_code_is_that_of_the_protos() -> None:
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -108,7 +109,7 @@ def gateway_environment(engine: LiveEngine) -> dict[str, str]:
     return {**os.environ, **engine.environment, "DUALCLAW_WEB_LISTEN": "127.0.0.1:0", "PYTHONUNBUFFERED": "1"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_the_go_gateway_gives_the_frames_of_ours(live_engine: LiveEngine, go_gateway: str) -> None:
     """The same run, asked of both gateways with one request_id, comes in the same bytes; so does a refusal."""
     with gateway([sys.executable, "-m", "dualclaw_clients.web"], gateway_environment(live_engine)) as own:
@@ -121,14 +122,14 @@ def test_the_go_gateway_gives_the_frames_of_ours(live_engine: LiveEngine, go_gat
             assert frames(go_gateway, refused) == frames(own, refused)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_the_go_gateway_passes_the_conformance_kit(go_gateway: str) -> None:
     """``dualclaw conformance web`` passes every check of the original route, and leaves none out."""
     done = subprocess.run(
         [sys.executable, "-m", "dualclaw_clients.cli", "conformance", "web", go_gateway, "--route", "original"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from .conftest import ROOT, LiveEngine
 FOLDER = ROOT / "clients/java"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_java_client(live_engine: LiveEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """``mvn test`` passes, with every golden vector and every live test among what it ran, and none skipped."""
     require("java")
@@ -27,7 +27,7 @@ def test_java_client(live_engine: LiveEngine, capsys: pytest.CaptureFixture[str]
         env={**os.environ, **live_engine.environment},
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=1400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]

@@ -22,12 +22,12 @@ def built() -> str:
     if not (FOLDER / "node_modules/.package-lock.json").exists():
         command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
         subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=300)
-    done = subprocess.run([npm, "run", "build"], cwd=FOLDER, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([npm, "run", "build"], cwd=FOLDER, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return node
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_typescript_client(live_engine: LiveEngine, built: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Node's test runner passes, with every golden vector and every live test among what it ran, and none skipped."""
     tests = sorted((FOLDER / "dist/test").glob("*.test.js"))
@@ -37,7 +37,7 @@ def test_typescript_client(live_engine: LiveEngine, built: str, capsys: pytest.C
         env={**os.environ, **live_engine.environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     failed = "\n".join(re.findall(r"^ *not ok .*(?:\n(?! *(?:not )?ok ).*)*", done.stdout, re.MULTILINE))
@@ -52,6 +52,7 @@ def test_typescript_client(live_engine: LiveEngine, built: str, capsys: pytest.C
         sys.stdout.write(f"\ntypescript: {len(passed)} tests, {vectors} of them golden vectors, {live} live\n")
 
 
+@pytest.mark.timeout(1500)
 def test_generated_typescript_is_that_of_the_protos(built: str, tmp_path: os.PathLike[str]) -> None:
     """The committed stubs are what the generator makes of the protos."""
     buf = ROOT / ".venv/bin/buf"
@@ -68,7 +69,7 @@ def test_generated_typescript_is_that_of_the_protos(built: str, tmp_path: os.Pat
         }
     )
     command = [buf if buf.exists() else require("buf"), "generate", "proto", "--path", "proto/dualclaw/v1"]
-    subprocess.run([*command, "--template", template], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, "--template", template], cwd=ROOT, check=True, capture_output=True, timeout=300)
     done = subprocess.run(
         ["diff", "-r", os.fspath(tmp_path), FOLDER / "src/gen"], capture_output=True, text=True, check=False
     )

@@ -12,6 +12,8 @@ from tests.toolchains import require
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.timeout(1500)
+
 FOLDER = ROOT / "clients/typescript"
 PROGRAM = """
 import { EngineClient, EngineError, RunView, toWire, type ClientOptions, type Reconnect } from "dualclaw";
@@ -47,9 +49,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (locked / ".package-lock.json").exists():
         command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
         subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=300)
-    subprocess.run([npm, "run", "build"], cwd=FOLDER, check=True, capture_output=True, timeout=200)
+    subprocess.run([npm, "run", "build"], cwd=FOLDER, check=True, capture_output=True, timeout=500)
     command = [npm, "pack", "--ignore-scripts", "--pack-destination", str(folder)]
-    subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=300)
     packages = folder / "node_modules"
     for name in ("@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-node", "@types/node"):
         (packages / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,14 +82,14 @@ def test_the_packed_client_compiles_under_strict_settings(project: Path, module:
         f"out-{resolution}",
     ]
     command = [require("node"), str(FOLDER / "node_modules/typescript/bin/tsc"), *options, *target, "main.ts"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     ran = subprocess.run(
         [require("node"), f"out-{resolution}/main.js"],
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -44,7 +44,7 @@ class Gateways:
         heartbeat: float = 15.0,
         stall: float = 60.0,
         token: str = "",
-        reconnect: float = 2.0,
+        reconnect: float = 60.0,
         head_timeout: float = HEAD_TIMEOUT,
     ) -> Running:
         """Start one; ``token`` is the gateway's own key, which callers must never profit from."""
@@ -61,19 +61,19 @@ class Gateways:
         gateway = Gateway(app, "127.0.0.1", 0, head_timeout=head_timeout)
         serving = asyncio.create_task(gateway.serve())
         self._stack.push_async_callback(_stop, gateway, serving)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not gateway.started:  # noqa: ASYNC110  # uvicorn has a flag and no event
                 await asyncio.sleep(0.005)
         # Plain http: an empty context spares every test the loading of the system's certificates.
         unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client = httpx.AsyncClient(base_url=gateway.address, timeout=10, verify=unused)
+        client = httpx.AsyncClient(base_url=gateway.address, timeout=60, verify=unused)
         http = await self._stack.enter_async_context(client)
         return Running(gateway, app, gateway.address, http)
 
 
 async def _stop(gateway: Gateway, serving: "asyncio.Task[None]") -> None:
     gateway.should_exit = True
-    await asyncio.wait_for(serving, 15)
+    await asyncio.wait_for(serving, 60)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Relay:
         for writer in list(self._writers):
             writer.transport.abort()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+            await asyncio.wait(self._tasks, timeout=60)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

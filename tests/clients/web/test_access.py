@@ -201,7 +201,7 @@ async def test_a_declared_body_above_the_limit_is_refused_before_it_is_sent(web)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(web.url.rpartition(":")[2]))
     try:
         writer.write(b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
-        assert b" 413 " in await asyncio.wait_for(reader.readline(), 2)
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), 60)
     finally:
         writer.close()
         await writer.wait_closed()
@@ -229,7 +229,7 @@ async def test_a_header_that_decides_who_may_call_must_not_come_twice(web, name)
     lines = [f"{each}: {value}" for each, value in values.items()] + [f"{name}: {values[name]}"]
     reader, writer = await asyncio.open_connection("127.0.0.1", int(web.url.rpartition(":")[2]))
     writer.write("\r\n".join(["GET /v1/agents HTTP/1.1", *lines, "Connection: close", "", ""]).encode())
-    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
     assert answer.startswith("HTTP/1.1 400 ")
     assert f"{name.lower()} is given twice" in answer
@@ -243,7 +243,7 @@ async def test_a_head_without_end_is_refused(web):
         sent = 0
         try:
             writer.write(start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sent < 4 * 1024 * 1024:
                     writer.write(filler * 1_000)
                     sent += 6_000
@@ -258,7 +258,7 @@ async def test_a_head_without_end_is_refused(web):
 
 async def test_a_connection_that_asks_nothing_is_closed_and_one_that_waits_for_its_answer_is_not(gateways, fake_engine):
     """Silence and half a head use up a connection each; an open stream may last as long as its run."""
-    web = await gateways.start(head_timeout=0.3)
+    web = await gateways.start(head_timeout=3)
     fake_engine.on("Run", [asyncio.Event(), DONE])
     address = ("127.0.0.1", int(web.url.rpartition(":")[2]))
     body = b'{"message": {"role": "ROLE_USER", "parts": [{"text": "hi"}]}}'
@@ -271,7 +271,7 @@ async def test_a_connection_that_asks_nothing_is_closed_and_one_that_waits_for_i
         readers.append(reader)
         writers.append(writer)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await readers[2].readuntil(b": ok\n\n")
             for reader in readers[:2]:
                 with contextlib.suppress(ConnectionError):

@@ -12,6 +12,8 @@ from dualclaw.errors import EngineError
 from dualclaw.events import make_delta, make_done, make_error, make_interrupt, make_reasoning, make_rewind, make_step
 from tests.toolchains import require
 
+pytestmark = pytest.mark.timeout(400)
+
 NODE = Path(__file__).parent / "node"
 VECTORS = Path(__file__).resolve().parents[3] / "proto/vectors"
 
@@ -32,7 +34,7 @@ async def lines_of(node: str, *arguments: str, stdin: bytes = b"") -> list[objec
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin), 60)
+        out, err = await asyncio.wait_for(process.communicate(stdin), 100)
     finally:
         if process.returncode is None:
             process.kill()
@@ -78,7 +80,7 @@ async def test_an_event_source_begins_after_a_position_and_stays_over_a_parked_p
 
     async def decided() -> None:
         # The first attach has ended; the reader must come back with the id it has seen, and not with ?after=1.
-        await fake_engine.wait_for_call("Attach", 2, timeout=30)
+        await fake_engine.wait_for_call("Attach", 2, timeout=90)
         fake_engine.runs["r"] = run("SUCCEEDED", 5)
 
     fake_engine.on("Attach", [make_delta("b", seq=4), done("b", seq=5)])

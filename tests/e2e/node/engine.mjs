@@ -13,7 +13,7 @@ export const connect = (target, root) => {
   return new EngineService(target, grpc.credentials.createInsecure());
 };
 
-export const deadline = () => ({ deadline: Date.now() + 30_000 });
+export const deadline = () => ({ deadline: Date.now() + 90_000 });
 
 export const collect = (call) =>
   new Promise((resolve, reject) => {

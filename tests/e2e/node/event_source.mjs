@@ -4,7 +4,7 @@ import { EventSource } from "eventsource";
 
 const events = [];
 const source = new EventSource(process.argv[2]);
-const timer = setTimeout(() => finish(1), 30_000);
+const timer = setTimeout(() => finish(1), 90_000);
 const finish = (code) => {
   clearTimeout(timer);
   source.close();

@@ -227,7 +227,7 @@ func TestTheTimeForTheBodyEndsWithTheBody(t *testing.T) {
 // A client that has stopped reading is given up.
 func TestAClientThatStopsReadingIsGivenUp(t *testing.T) {
 	quick := defaults
-	quick.write = 100 * time.Millisecond
+	quick.write = 2 * time.Second
 	fake, address, _ := start(t, quick)
 	post(t, address, `{"content": "flood"}`)
 	<-fake.left

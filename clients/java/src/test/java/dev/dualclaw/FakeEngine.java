@@ -48,8 +48,8 @@ final class FakeEngine extends EngineServiceGrpc.EngineServiceImplBase implement
   static final Object HANG = "hang";
   static final StatusRuntimeException BROKEN =
       Status.UNAVAILABLE.withDescription("the connection broke").asRuntimeException();
-  /** Waits that tests have time for. */
-  static final Reconnect QUICK = new Reconnect(Duration.ofSeconds(3), Duration.ofMillis(1), Duration.ofMillis(50));
+  /** Quick attempts, and patience beyond what a test may wait for. */
+  static final Reconnect QUICK = new Reconnect(Duration.ofMinutes(1), Duration.ofMillis(1), Duration.ofMillis(50));
   /** Waits that no test has time for: whoever waits must be told to leave. */
   static final Reconnect SLOW = new Reconnect(Duration.ofDays(1), Duration.ofHours(1), Duration.ofHours(1));
 
@@ -107,7 +107,7 @@ final class FakeEngine extends EngineServiceGrpc.EngineServiceImplBase implement
   public void close() {
     server.shutdownNow();
     try {
-      server.awaitTermination(10, TimeUnit.SECONDS);
+      server.awaitTermination(60, TimeUnit.SECONDS);
     } catch (InterruptedException interrupted) {
       Thread.currentThread().interrupt();
     }

@@ -31,7 +31,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** Whoever leaves a stream, in whichever way and state, is rid of it at once. */
-@Timeout(value = 30, unit = TimeUnit.SECONDS)
+@Timeout(value = 120, unit = TimeUnit.SECONDS)
 class LeavingTest {
   private FakeEngine fake;
   private EngineClient client;
@@ -56,7 +56,7 @@ class LeavingTest {
 
   private static Throwable failure(CompletableFuture<?> reading) {
     try {
-      return assertThrows(ExecutionException.class, () -> reading.get(20, TimeUnit.SECONDS)).getCause();
+      return assertThrows(ExecutionException.class, () -> reading.get(60, TimeUnit.SECONDS)).getCause();
     } catch (CancellationException cancelled) {
       return cancelled;
     }
@@ -67,7 +67,7 @@ class LeavingTest {
     serve(script(delta(1), HANG));
     RunStream stream = client.ask("hi");
     stream.close();
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
     assertEquals(List.of(), seqs(stream));
   }
 
@@ -81,7 +81,7 @@ class LeavingTest {
     closing.start();
     assertFalse(events.hasNext());
     closing.join();
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
     assertEquals(List.of(), fake.attaches);
   }
 
@@ -116,7 +116,7 @@ class LeavingTest {
     RunStream stream = client.ask("hi");
     CompletableFuture<List<Integer>> reading = readToTheLongWait(stream);
     stream.close();
-    assertEquals(List.of(1), reading.get(20, TimeUnit.SECONDS));
+    assertEquals(List.of(1), reading.get(60, TimeUnit.SECONDS));
     assertEquals(1, fake.attaches.size());
   }
 
@@ -136,7 +136,7 @@ class LeavingTest {
         Thread.onSpinWait();
       }
       stream.close();
-      reading.get(20, TimeUnit.SECONDS);
+      reading.get(60, TimeUnit.SECONDS);
       until(() -> client.openStreams() == 0);
       fake.forget();
     }
@@ -221,7 +221,7 @@ class LeavingTest {
     client.close();
     client = fake.builder().intercept(new Intercepting(() -> traces.add(key.get()))).build();
     RunStream stream = Context.current().withValue(key, "t").call(() -> client.ask("hi"));
-    CompletableFuture.supplyAsync(() -> seqs(stream)).get(20, TimeUnit.SECONDS);
+    CompletableFuture.supplyAsync(() -> seqs(stream)).get(60, TimeUnit.SECONDS);
     assertEquals(List.of("t", "t"), traces);
   }
 }

@@ -40,7 +40,7 @@ import org.junit.jupiter.params.provider.CsvSource;
  * sets DUALCLAW_ENGINE and DUALCLAW_CONTROL.
  */
 @EnabledIfEnvironmentVariable(named = "DUALCLAW_ENGINE", matches = ".+")
-@Timeout(value = 60, unit = TimeUnit.SECONDS)
+@Timeout(value = 300, unit = TimeUnit.SECONDS)
 class LiveTest {
   private EngineClient client;
 
@@ -199,7 +199,7 @@ class LiveTest {
         completed.complete(null);
       }
     });
-    completed.get(30, TimeUnit.SECONDS);
+    completed.get(120, TimeUnit.SECONDS);
     executor.shutdown();
     checkRules(events);
   }

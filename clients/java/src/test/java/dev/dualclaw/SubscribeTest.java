@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dev.dualclaw.v1.EngineEvent;
 import java.io.IOException;
+import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
@@ -26,7 +27,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** The rules of Flow, held with one thread. */
-@Timeout(value = 30, unit = TimeUnit.SECONDS)
+@Timeout(value = 120, unit = TimeUnit.SECONDS)
 class SubscribeTest {
   private final ExecutorService one = Executors.newSingleThreadExecutor();
   private FakeEngine fake;
@@ -82,7 +83,7 @@ class SubscribeTest {
     }
 
     void await() throws InterruptedException {
-      assertTrue(over.await(20, TimeUnit.SECONDS));
+      assertTrue(over.await(60, TimeUnit.SECONDS));
     }
   }
 
@@ -127,8 +128,8 @@ class SubscribeTest {
     stream.publisher(one).subscribe(reader);
     FakeEngine.until(() -> reader.seqs.size() == 1);
     reader.subscription.cancel();
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
-    one.submit(() -> { }).get(20, TimeUnit.SECONDS); // its thread is free again
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
+    one.submit(() -> { }).get(60, TimeUnit.SECONDS); // its thread is free again
     assertEquals(1, reader.over.getCount());
   }
 
@@ -139,8 +140,8 @@ class SubscribeTest {
     stream.publisher(one).subscribe(reader);
     FakeEngine.until(() -> reader.subscription != null);
     reader.subscription.cancel();
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
-    one.submit(() -> { }).get(20, TimeUnit.SECONDS);
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
+    one.submit(() -> { }).get(60, TimeUnit.SECONDS);
     assertEquals(List.of(), reader.seqs);
   }
 
@@ -162,7 +163,7 @@ class SubscribeTest {
     stream.publisher(one).subscribe(reader);
     reader.await();
     assertInstanceOf(IllegalArgumentException.class, reader.error);
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
   }
 
   @Test
@@ -177,12 +178,14 @@ class SubscribeTest {
     stream.publisher(one).subscribe(reader);
     reader.await();
     assertEquals("full", reader.error.getMessage());
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
   }
 
   @Test
   void aLostStreamIsAnError() throws Exception {
-    RunStream stream = serve(delta(1), FakeEngine.refusal(io.grpc.Status.Code.INTERNAL, "INTERNAL"));
+    fake = FakeEngine.serve(script(delta(1), FakeEngine.refusal(io.grpc.Status.Code.INTERNAL, "INTERNAL")));
+    client = fake.builder().reconnect(FakeEngine.QUICK.withTotal(Duration.ofMillis(500))).build();
+    RunStream stream = client.ask("hi");
     Noting reader = new Noting(9);
     stream.publisher(one).subscribe(reader);
     reader.await();
@@ -208,7 +211,7 @@ class SubscribeTest {
     stream.publisher(one).subscribe(reader);
     reader.await();
     assertInstanceOf(RejectedExecutionException.class, reader.error);
-    assertTrue(fake.left.tryAcquire(20, TimeUnit.SECONDS));
+    assertTrue(fake.left.tryAcquire(60, TimeUnit.SECONDS));
     assertThrows(NullPointerException.class, () -> stream.publisher(one).subscribe(null));
   }
 }
