@@ -17,7 +17,7 @@ import grpc
 import msgspec
 from rich.console import Console
 
-from dualclaw import ContentPart, Message, Role, RunRequest
+from dualclaw import ContentPart, Message, Role, RunRequest, StopReason
 from dualclaw.rpc import EngineServiceAsyncStub
 from tests.bench import machine
 from tests.bench.measuring import cpu_of, rest, whole
@@ -146,7 +146,7 @@ async def _park(address: str, count: int) -> None:
             async with places:
                 last = [event async for part in stub.Run(RunRequest(message=message, agent="asking"))
                         for event in part.events][-1]  # fmt: skip
-            if last.done.stop_reason != "interrupted":
+            if last.done.stop_reason != StopReason.STOP_REASON_INTERRUPTED:
                 raise AssertionError(f"the run did not park: {last}")
 
         async with asyncio.TaskGroup() as group:

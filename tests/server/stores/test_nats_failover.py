@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,23 @@ async def test_without_a_quorum_an_append_ends_within_its_patience_and_the_log_i
             assert stored or head.version == 1
             async with aclosing(store.follow(log.key, 0)) as frames:
                 assert [frame.first_seq for frame in await anext(frames)] == list(range(1, head.version + 2))
+    finally:
+        await store.close()
+        cluster.remove(store._address.name)
+
+
+async def test_a_log_that_a_server_reads_short_is_no_other_writers(cluster, make, writer):
+    """A server that was frozen may take itself for the leader still: what it has not got is read again, not Fenced."""
+    store = NatsStore(parse_address(cluster.url(patience=6)), accept_loss=True)
+    await store.open()
+    try:
+        await store.create(make.new("r1"))
+        log = writer(store, make.key("r1"))
+        await log.send()
+        tails = store._parts.appender._tails
+        tails[log.key] = replace(tails[log.key], seq=tails[log.key].seq + 100)  # as if it had written what is not read
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(log.send(), 90)
     finally:
         await store.close()
         cluster.remove(store._address.name)

@@ -5,6 +5,8 @@ Rules:
   faster. What this process knows of a log's end is kept, so a frame of mere text is one message and no read.
 - A frame that changes the state, or brings more than events, is a batch with all that belongs to it; the run's
   document is part of each, so nothing else that looks at the state happens at the same time.
+- A log that reads shorter than what this process has written comes from a server that was frozen or cut off and takes
+  itself for the leader still: that is no other writer's doing, and it is read again.
 - Ambiguous: the tail is read. The own frame id there means stored; the version it built on, another try; else Fenced.
 - An append on a queued run always looks at its document: another run's end makes it RUNNING.
 """
@@ -185,6 +187,8 @@ class _Append:
         self._key = key
         self._frame = frame
         self._expect = expect
+        self._wrote = before
+        """Sequence of this process's own last frame, if it is known."""
         self._before = before
         self.state = frame.state
         """The run's state since then, which a frame of state QUEUED leaves as it is."""
@@ -198,6 +202,8 @@ class _Append:
         run = await tx.get(tx.subjects.run(key, "doc"), RunDoc)
         if run is None or run.doc.deleted or (log is not None and log.doc.gone):
             raise records.gone()
+        if self._wrote is not None and (log is None or log.seq < self._wrote):
+            raise Again("the log was read from a server that is behind")
         if mine := await self._mine(tx, subject, log):
             self.state = state_of(run.doc.state)
             return mine
