@@ -138,19 +138,22 @@ class Appender:
         op = secrets.token_hex(8)
         tail = self._tails.pop(key, None)
         before = tail.seq if tail is not None else None
+        doubt = False
         if tail is not None and tail.version == expect and _is_text(frame, tail):
             entry = self._entry(frame, expect, op, tail.turned)
             _check(frame, expect, tail)
             write = Write(self._subjects.run(key, "log"), pack(entry, frame.body), tail.seq, keep_history=True)
             try:
-                seq = await self._transactor.batches.store([write])
-            except (Conflict, Again, Uncertain):
+                seq = await self._transactor.store(write)
+            except (Conflict, Again):
                 pass
+            except Uncertain:
+                doubt = True
             else:
                 self._committed(key, frame, entry, tail.state, seq)
                 return entry.version
         step = _Append(self, key, frame, expect, before)
-        entry, seq = await self._transactor.run(op, step)
+        entry, seq = await self._transactor.run(op, step, believing=not doubt, doubt=doubt)
         self._committed(key, frame, entry, step.state, seq or step.found)
         return entry.version
 

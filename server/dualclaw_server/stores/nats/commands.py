@@ -57,17 +57,22 @@ class Commands:
 
     async def create(self, new: NewRun) -> Done:
         """Store a new run with its work item, or return the one its request_id already made."""
-        return (await self._transactor.run(secrets.token_hex(8), partial(self._create, new)))[0]
+        return (await self._transactor.run(secrets.token_hex(8), partial(self._create, new), believing=True))[0]
 
     async def _create(self, new: NewRun, tx: Transaction) -> Done:
         key, tenant = new.key, new.key.tenant
         if known := await self._known(tx, tenant, new.request_id, new.fingerprint):
             return Done(known)
-        await self._check_free(tx, key)
         subject = tx.subjects.conversation(tenant, new.conversation_id, "doc")
+        tx.presume_none(*(tx.subjects.run(key, part) for part in ("doc", "rec")))
+        if new.new_conversation:
+            tx.presume_none(subject)
+        if await self._is_mine(tx, key):
+            return Done(Created((await self._reader.position(key)).head(), 1, existing=False))
         found = await tx.get(subject, ConversationDoc)
         if found is not None and found.doc.deleted:
-            await self._purge_conversation(tenant, new.conversation_id, found.seq)
+            if not tx.believed:
+                await self._purge_conversation(tenant, new.conversation_id, found.seq)
             raise Conflict("a conversation of that id was being deleted")
         conversation = await turns.conversation_of(tx, tenant, new.conversation_id)
         if conversation is None and not new.new_conversation:
@@ -93,6 +98,7 @@ class Commands:
         await tx.put(tx.subjects.run(key, "rec"), record, new.record + message)
         await self._remember(tx, key, new.request_id, 1, new.fingerprint)
         if conversation.active is None:
+            tx.presume_none(tx.subjects.run(key, "work"))
             await turns.activate(tx, run, conversation, {0: turns.Said(message)}, now)
         else:
             conversation.queue.append(key.run_id)
@@ -103,15 +109,22 @@ class Commands:
         await tx.put(tx.subjects.run(key, "doc"), run, info)
         return Done(Created(Position(key, Found(0, run, info), 0, None).head(), 1, existing=False), signalled)
 
-    async def _check_free(self, tx: Transaction, key: RunKey) -> None:
-        """Make sure that there is no such run; one that was being deleted is purged first."""
+    async def _is_mine(self, tx: Transaction, key: RunKey) -> bool:
+        """Make sure that there is no such run but the one that an earlier attempt has stored after all.
+
+        What was being deleted is purged first.
+        """
         found = await tx.get(tx.subjects.run(key, "doc"), RunDoc)
         record = await tx.get(tx.subjects.run(key, "rec"), RecordDoc)
         if found is not None and not found.doc.deleted:
+            if record is not None and record.doc.op == tx.op:  # the document may be a worker's by now
+                return True
             raise ValueError("a run with this id exists")
         if found is not None or record is not None:
-            await self._purge_run(key)
+            if not tx.believed:
+                await self._purge_run(key)
             raise Conflict("a run of that id was being deleted")
+        return False
 
     async def _signal_rival(self, tx: Transaction, rival: RunKey, new: NewRun, now: int) -> bool:
         found = await tx.get(tx.subjects.run(rival, "doc"), RunDoc)

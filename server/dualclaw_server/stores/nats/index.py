@@ -6,6 +6,8 @@ Rules:
   of these documents.
 - The index says which items there are, and in which order. The items themselves are read when a page is made; what
   is gone meanwhile, for another process has deleted it, is left out and forgotten.
+- Histories are kept (``histories``). Nothing is ever taken from the turns of runs that are final, but the whole
+  conversation, so nothing is counted again.
 - At most ``_TENANTS`` tenants are kept; the one not asked for the longest goes.
 """
 
@@ -19,10 +21,12 @@ from typing import Generic, TypeVar
 
 from dualclaw import Conversation, Message, Run, RunState
 from dualclaw.errors import EngineError
+from dualclaw_server.engine.history import History
 from dualclaw_server.engine.store import Page, RunKey, Unavailable
 from dualclaw_server.stores import records
+from dualclaw_server.stores.histories import Histories
 from dualclaw_server.stores.nats import turns
-from dualclaw_server.stores.nats.layout import ConversationDoc, MessagesDoc, RunDoc, unpack
+from dualclaw_server.stores.nats.layout import ConversationDoc, Found, MessagesDoc, RunDoc, unpack
 from dualclaw_server.stores.nats.link import Link
 from dualclaw_server.stores.nats.reads import Reader
 from dualclaw_server.stores.pages import make_token, page_key, page_length
@@ -30,6 +34,8 @@ from dualclaw_server.stores.pages import make_token, page_key, page_length
 _TENANTS = 64
 _AT_ONCE = 1000
 _TRIES = 200
+_NAMED = 400
+"""Places of a conversation that are asked for one by one; more are asked for as all."""
 K = TypeVar("K", RunDoc, ConversationDoc)
 
 
@@ -51,6 +57,7 @@ class Index:
         self._reader = reader
         self._runs: OrderedDict[str, _Known[RunDoc]] = OrderedDict()
         self._conversations: OrderedDict[str, _Known[ConversationDoc]] = OrderedDict()
+        self._histories = Histories()
 
     async def runs_of(self, tenant: str, conversation_id: str) -> list[str]:
         """Return the ids of all runs of a conversation."""
@@ -144,11 +151,14 @@ class Index:
 
     async def conversation(self, tenant: str, conversation_id: str) -> ConversationDoc:
         """Return a conversation's document. Raises EngineError UNKNOWN_CONVERSATION."""
+        return (await self._conversation(tenant, conversation_id)).doc
+
+    async def _conversation(self, tenant: str, conversation_id: str) -> Found[ConversationDoc]:
         subject = self._link.subjects.conversation(tenant, conversation_id, "doc")
         found = await self._link.find(subject, ConversationDoc)
         if found is None or found.doc.deleted:
             raise records.unknown_conversation()
-        return found.doc
+        return found
 
     async def get_conversation(self, tenant: str, conversation_id: str) -> Conversation:
         """Return a conversation."""
@@ -157,9 +167,18 @@ class Index:
     async def messages(self, tenant: str, conversation_id: str) -> list[tuple[tuple[int, int], bytes]]:
         """Return all messages people see, each with its place, in order."""
         await self.conversation(tenant, conversation_id)
+        return await self._turns(tenant, conversation_id)
+
+    async def _turns(
+        self, tenant: str, conversation_id: str, first: int = 0, before: int = 0
+    ) -> list[tuple[tuple[int, int], bytes]]:
+        """Return the messages people see of the runs in some places, each with its place; without ``first`` of all."""
         subjects = self._link.subjects
+        places = [str(place) for place in range(first, before)] if first and before - first <= _NAMED else ["*"]
+        if not places:
+            return []
         found = await self._link.snapshot(
-            subjects.conversation(tenant, conversation_id, "turn", "*"),
+            *(subjects.conversation(tenant, conversation_id, "turn", place) for place in places),
             fresh=subjects.conversation(tenant, conversation_id, ">"),
         )
         messages = []
@@ -167,7 +186,7 @@ class Index:
             activation = int(stored.subject.rpartition(".")[2])
             turn = turns.unpack_messages(await self._link.open(stored, MessagesDoc))
             messages += [((activation, position), said.body) for position, said in turn.items()]
-        return sorted(messages)
+        return sorted(one for one in messages if one[0][0] >= first)
 
     async def list_messages(self, tenant: str, conversation_id: str, size: int, token: str) -> Page[Message]:
         """List messages, the oldest first."""
@@ -177,15 +196,24 @@ class Index:
         token = make_token(*rest[length - 1][0]) if len(rest) > length else ""
         return Page([Message.FromString(body) for _, body in rest[:length]], token)
 
-    async def history(self, tenant: str, conversation_id: str, before_run: str) -> tuple[Message, ...]:
+    async def history(self, tenant: str, conversation_id: str, before_run: str) -> History:
         """Return the messages that came before a run became active; all of them while it waits."""
-        await self.conversation(tenant, conversation_id)
-        before = (await self._reader.position(RunKey(tenant, before_run))).run.doc.activation
-        return tuple(
-            Message.FromString(body)
-            for (activation, _), body in await self.messages(tenant, conversation_id)
-            if not before or activation < before
-        )
+        key = RunKey(tenant, before_run)
+        home, place = self._reader.known_place(key)
+        if home == conversation_id and place == 1:
+            return History()  # nothing was ever before it
+        found = await self._conversation(tenant, conversation_id)
+        place = place or (await self._reader.position(key)).run.doc.activation
+        number = found.doc.number or found.seq
+        active = bool(place) and found.doc.active == before_run
+        kept = self._histories.find(number, place) if active else None
+        said = await self._turns(tenant, conversation_id, kept.place if kept is not None else 0, place)
+        bodies = [body for (at, _), body in said if not place or at < place]
+        added = History(map(Message.FromString, bodies))
+        if not active:
+            return added
+        count = len(added) + (kept.count if kept is not None else 0)
+        return self._histories.keep(number, kept, place, count, added, sum(map(len, bodies)))
 
 
 def _public(doc: ConversationDoc) -> Conversation:

@@ -36,6 +36,7 @@ A second stream has the timers, because JetStream refuses schedules in a stream 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -242,6 +243,7 @@ def unpack(data: bytes, kind: type[D]) -> tuple[D, bytes]:
     return msgspec.json.decode(head, type=kind), body
 
 
+@functools.lru_cache(maxsize=8192)
 def token(text: str) -> str:
     """Return an id as one token of a subject; different ids give different tokens."""
     data = text.encode("utf-8", "surrogatepass")

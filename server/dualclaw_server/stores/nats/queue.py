@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 FLOOR = 0.05
 """Seconds a pull waits at least: a new item reaches the consumer a moment after it was stored."""
-SETTLE = 0.5
-"""The same for the first pull of a consumer of several replicas, which elect a leader first."""
+SETTLE = 1.0
+"""The same for the first claim of a consumer of several replicas, which elect a leader first and refuse until then."""
 PULL = 5.0
 """Seconds one pull waits at most."""
 _GRACE = 2.0
@@ -140,9 +140,10 @@ class Queue:
         self._begin_ticking()
         while not self._closing:
             await self._ensure(stream, consumer, self._link.subjects.items(pool), self._max_running)
-            floor = SETTLE if self._settling and consumer not in self._settled else FLOOR
-            message = await self._pull(stream, consumer, max(deadline - loop.time(), floor))
+            if self._settling and consumer not in self._settled:
+                deadline = max(deadline, loop.time() + SETTLE)
             self._settled.add(consumer)
+            message = await self._pull(stream, consumer, max(deadline - loop.time(), FLOOR))
             if message is not None:
                 claim = await self._take_safely(message, pool, worker)
                 if claim is not None:
@@ -179,7 +180,7 @@ class Queue:
         seq = message.metadata.sequence.stream
         step = partial(_take, item, seq, pool, worker, name, self._clock() + self._lease)
         try:
-            delivery, _ = await self._transactor.run(name, step)
+            delivery, _ = await self._transactor.run(name, step, believing=True)
         except StoreError:
             await self._link.tell(message.reply, b"-NAK")
             raise
@@ -199,7 +200,7 @@ class Queue:
         """End a delivery."""
         step = partial(_ack, claim.delivery, self._clock())
         try:
-            done, _ = await self._transactor.run(claim.delivery.token, step)
+            done, _ = await self._transactor.run(claim.delivery.token, step, believing=True)
         finally:
             # Also when it failed: an item that nobody works on must not be kept from others by heartbeats.
             self._let_go(claim)
@@ -210,7 +211,7 @@ class Queue:
         """Put an item back."""
         step = partial(_nak, claim.delivery, delay, self._clock(), self._lease)
         try:
-            after, _ = await self._transactor.run(claim.delivery.token, step)
+            after, _ = await self._transactor.run(claim.delivery.token, step, believing=True)
         finally:
             self._let_go(claim)
         if after:

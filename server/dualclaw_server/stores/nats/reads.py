@@ -23,6 +23,7 @@ from dualclaw_server.engine.store import (
 )
 from dualclaw_server.stores import records
 from dualclaw_server.stores.nats import turns
+from dualclaw_server.stores.nats.known import Known
 from dualclaw_server.stores.nats.layout import (
     CheckpointDoc,
     Found,
@@ -75,10 +76,11 @@ class Position:
 
 
 class Reader:
-    """Reads runs."""
+    """Reads runs. What a worker is given is ``known`` from then on."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, known: Known) -> None:
         self._link = link
+        self._known = known
         self._cursors: OrderedDict[tuple[RunKey, int], int] = OrderedDict()
 
     def remember(self, key: RunKey, last_seq: int, seq: int) -> None:
@@ -103,8 +105,21 @@ class Reader:
 
     async def load(self, key: RunKey) -> Loaded:
         """Return what a worker needs to go on."""
-        _, loaded = await self._load(key)
+        found, loaded = await self._load(key)
+        for part in ("doc", "rec", "log", "work"):
+            stored = found.get(self._link.subjects.run(key, part))
+            if stored is not None:
+                self._known.note(stored)
         return loaded
+
+    def known_place(self, key: RunKey) -> tuple[str, int]:
+        """Return a run's conversation and its place there; empty and 0 when only the servers can tell.
+
+        A place once given stays, so it may be known.
+        """
+        stored = self._known.find(self._link.subjects.run(key, "doc"))
+        doc = None if stored is None else unpack(stored.data, RunDoc)[0]
+        return ("", 0) if doc is None else (doc.conversation, doc.activation)
 
     async def _load(self, key: RunKey) -> tuple[dict[str, Stored], Loaded]:
         """Return what a worker needs, and all the run's documents."""

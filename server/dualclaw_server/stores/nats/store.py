@@ -1,9 +1,9 @@
 """NatsStore: runs, logs, queue and conversations in NATS JetStream, for more than one machine.
 
 Who does what: ``layout`` says where everything lies, ``link`` talks to the servers, ``transaction`` makes several
-writes one; on these stand ``appends`` (the log), ``commands`` (what callers do), ``work`` and ``queue`` (who works on
-what), ``reads`` and ``index`` (what callers see), ``watch`` and ``heart`` (other processes, leases). ``setup`` and
-``address`` are for the start. docs/nats.md is for operators.
+writes one, and ``known`` spares it questions; on these stand ``appends`` (the log), ``commands`` (what callers do),
+``work`` and ``queue`` (who works on what), ``reads`` and ``index`` (what callers see), ``watch`` and ``heart`` (other
+processes, leases). ``setup`` and ``address`` are for the start. docs/nats.md is for operators.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class NatsStore:
         origin = secrets.token_hex(8)
         self._live = Live(self._max_pending)
         transactor = Transactor(link)
-        reader = Reader(link)
+        reader = Reader(link, transactor.known)
         heart = Heart(self._address.connect, subjects, self._lease, self._max_stall, self._tell_signal)
         watch = Watch(link, self._live, origin, self._tell_signal, heart.lose)
 

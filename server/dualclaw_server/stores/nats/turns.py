@@ -64,7 +64,7 @@ async def own_messages(link: Link, key: RunKey, record: Found[RecordDoc], parts:
 
 async def read_messages(tx: Transaction, key: RunKey) -> Messages:
     """Return all messages of a run as they are before this transaction."""
-    record = await tx.link.find(tx.subjects.run(key, "rec"), RecordDoc)
+    record = await tx.constant(tx.subjects.run(key, "rec"), RecordDoc)
     if record is None:
         return {}
     parts = await tx.link.snapshot(tx.subjects.run(key, "msg", "*"))

@@ -4,7 +4,8 @@ Rules:
 - The server republishes every committed frame; a process listens to the runs that are followed in it, once for all
   its followers, and to no other. Its own frames it tells itself, the moment they are committed.
 - Such messages can be lost, so they only make things fast. A gap in the frames is seen by the next one; and every
-  few seconds, and soon after a subscription, the ends of all followed logs are compared with what was seen.
+  few seconds the ends of all followed logs are compared with what was seen, and soon after a subscription that of its
+  own: a process in which runs begin all the time must not look at all of them each time.
 - A subscription needs no flush: the read of the log that follows goes out behind it on the same connection. And the
   client must never be flushed by somebody who may leave: the answer to a flush that nobody waits for any more ends
   its read loop, and the connection stands still until its pings are missed.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -82,6 +83,8 @@ class Watch:
         self._runs: dict[RunKey, _Followed] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
+        self._new: set[RunKey] = set()
+        """Runs that are followed since the last look."""
         self._soon = asyncio.Event()
 
     async def open(self) -> None:
@@ -131,6 +134,7 @@ class Watch:
             subscription = await self._link.client.subscribe(self._link.subjects.live(key), cb=receive)
         except nats.errors.Error as error:
             raise Unavailable(f"a run cannot be followed: {str(error) or type(error).__name__}") from error
+        self._new.add(key)
         self._soon.set()
         return subscription
 
@@ -162,21 +166,27 @@ class Watch:
     # Looks at the ends of logs
 
     async def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_look = loop.time() + CHECK
         while True:
+            some: set[RunKey] = set()
             try:
-                async with asyncio.timeout(CHECK):
+                async with asyncio.timeout_at(next_look):
                     await self._soon.wait()
                 self._soon.clear()
+                some, self._new = self._new, set()
                 await asyncio.sleep(_FIRST_CHECK)
             except TimeoutError:
                 pass
+            if loop.time() >= next_look:
+                some, next_look = set(self._runs), loop.time() + CHECK
             try:
-                await self._look()
+                await self._look([key for key in some if key in self._runs])
             except (Again, StoreError) as error:
                 log.warning("followed logs cannot be looked at: %s", error)
 
-    async def _look(self) -> None:
-        logs = {self._link.subjects.run(key, "log"): key for key in self._runs}
+    async def _look(self, keys: Sequence[RunKey]) -> None:
+        logs = {self._link.subjects.run(key, "log"): key for key in keys}
         names = list(logs)
         for start in range(0, len(names), _AT_ONCE):
             some = names[start : start + _AT_ONCE]

@@ -10,8 +10,8 @@ Rules:
 - While somebody holds the item, another wish for delivery is only noted in ``again`` and turns into a new item when
   the holder acks: so no wake can steal a running run, and none is lost. A note left by a signal is dropped if
   the run has parked meanwhile and has read all its signals.
-- JetStream honours the ack of an old delivery. So an ack is sent only after the WorkDoc says, under this holder's
-  token, that the item is done; whoever lost its token sends none.
+- JetStream honours the ack of an old delivery. So an ack is sent only after the WorkDoc says that the item is done,
+  or that another one counts; whoever lost its token to another holder of the same item sends none.
 - Everything is done in this order: WorkDoc, then the queue. Killed in between, a stale delivery is all that is left.
 """
 
@@ -100,11 +100,11 @@ async def take(
 
 
 async def ack(tx: Transaction, delivery: Delivery, now: float) -> bool:
-    """End a delivery; False when its lease was lost, then nothing happens."""
+    """End a delivery; False when its lease was lost and its item is still to be done, then nothing happens."""
     key = delivery.key
     work = await item_of(tx, key)
     if work.token != delivery.token:
-        return tx.attempt > 0
+        return _is_over(work, delivery)
     again = work.again
     if again == FOR_SIGNAL:
         run = await tx.get(tx.subjects.run(key, "doc"), RunDoc)
@@ -127,7 +127,7 @@ async def nak(tx: Transaction, delivery: Delivery, delay: float, now: float, *, 
     """
     work = await item_of(tx, delivery.key)
     if work.token != delivery.token:
-        return 0.0 if tx.attempt and work.generation > delivery.generation else None
+        return 0.0 if _is_over(work, delivery) else None
     delay = 0.0 if work.again else max(delay, 0.0)
     work.waiting, work.token, work.worker, work.again, work.ready = True, "", "", 0, now + delay
     key = delivery.key
@@ -138,6 +138,11 @@ async def nak(tx: Transaction, delivery: Delivery, delay: float, now: float, *, 
         await schedule(tx.link, key, due)
     await _store(tx, key, work, delivery.pool, deliver=not delay)
     return 0.0 if anew else delay
+
+
+def _is_over(work: WorkDoc, delivery: Delivery) -> bool:
+    """True when nobody needs the item of this delivery any more, whoever saw to it."""
+    return work.generation > delivery.generation or not (work.waiting or work.token)
 
 
 async def release(tx: Transaction, key: RunKey, pool: str, now: float) -> str | None:
