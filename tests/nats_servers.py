@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,12 @@ from tests.toolchains import require
 
 _FIRST_OUTGOING = 32_768
 """Where Linux begins with the ports of outgoing connections, unless it is told otherwise."""
+
+PATIENCE = 90.0
+"""Seconds servers may take to start, or to find a leader, on a busy machine."""
+_ANSWER = 30.0
+_STARTS = 5
+"""How often servers are started with other ports when somebody else was faster at one of theirs."""
 
 
 def binary() -> str:
@@ -39,6 +46,10 @@ def free_port() -> int:
             return int(listener.getsockname()[1])
 
 
+class _Ended(AssertionError):
+    """A server has ended by itself."""
+
+
 class NatsServers:
     """Servers of one cluster. ``kill``, ``freeze`` and so on work on one of them by its number.
 
@@ -49,14 +60,30 @@ class NatsServers:
         self.admin = "admin" if users else ""
         self.folder = folder
         self.binary = binary()
+        self.ports: list[int] = []
+        self.monitors: list[int] = []
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        for left in reversed(range(_STARTS)):
+            self._configure(count, sync, users)
+            try:
+                for number in range(count):
+                    self.start(number)
+                self.wait()
+            except BaseException as error:
+                self.stop()
+                if not left or not isinstance(error, _Ended):
+                    raise
+            else:
+                return
+
+    def _configure(self, count: int, sync: str, users: str) -> None:
         ports: set[int] = set()
         while len(ports) < 3 * count:
             ports.add(free_port())
         self.ports, self.monitors, routes = (list(ports)[first::3] for first in range(3))
-        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
-            home = folder / str(number)
-            home.mkdir(parents=True)
+            home = self.folder / str(number)
+            home.mkdir(parents=True, exist_ok=True)
             cluster = ""
             if count > 1:
                 others = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
@@ -66,9 +93,6 @@ class NatsServers:
                 f"http: 127.0.0.1:{self.monitors[number]}\n"
                 f'jetstream {{ store_dir: "{home}", sync_interval: {sync} }}\n{cluster}\n{users}\n'
             )
-        for number in range(count):
-            self.start(number)
-        self.wait()
 
     @property
     def hosts(self) -> str:
@@ -91,7 +115,7 @@ class NatsServers:
         process = self.processes[number]
         assert process is not None
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE)
         self.processes[number] = None
 
     def freeze(self, number: int) -> None:
@@ -109,29 +133,54 @@ class NatsServers:
             if process is not None:
                 with suppress(ProcessLookupError):
                     process.kill()
-                process.wait(10)
+                process.wait(PATIENCE)
 
     def wait(self) -> None:
-        """Wait until streams can be made."""
-        deadline = time.monotonic() + 30
+        """Wait until streams can be made, and every server has all that the others have: one of them may die then."""
+        self._await(lambda: all(map(self._is_whole, range(len(self.ports)))) and "error" not in self._asked("INFO"))
+
+    def _is_whole(self, number: int) -> bool:
+        """Tell whether a server is up and has caught up, as it says itself. Raises _Ended."""
+        process = self.processes[number]
+        if process is None:
+            return True
+        if process.poll() is not None:
+            said = (self.folder / str(number) / "log").read_text(errors="replace")
+            raise _Ended(f"the NATS server in {self.folder / str(number)} has ended: {said[-2000:]}")
+        url = f"http://127.0.0.1:{self.monitors[number]}/healthz"
+        with urllib.request.urlopen(url, timeout=_ANSWER) as reply:
+            return bool(json.load(reply)["status"] == "ok")
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            with suppress(OSError, ValueError):
-                if "error" not in self.ask("INFO"):
+            with suppress(OSError, ValueError, KeyError):
+                if condition():
                     return
             time.sleep(0.05)
-        raise AssertionError(f"the NATS servers in {self.folder} did not start")
+        raise AssertionError(f"the NATS servers in {self.folder} did not come to an agreement in {PATIENCE:g} s")
 
     def leader(self, stream: str) -> int:
-        """Return the number of the server that leads a stream."""
-        return int(self.ask(f"STREAM.INFO.{stream}")["cluster"]["leader"].removeprefix("n"))
+        """Return the number of the server that leads a stream; an election is waited for."""
+        found: list[int] = []
 
-    def ask(self, request: str, body: object = None) -> dict:
+        def look() -> bool:
+            found.append(int(self._asked(f"STREAM.INFO.{stream}")["cluster"]["leader"].removeprefix("n")))
+            return True
+
+        self._await(look)
+        return found[-1]
+
+    def _asked(self, request: str) -> dict:
+        """Ask what is asked again soon: without a leader nobody answers."""
+        return self.ask(request, patience=2.0)
+
+    def ask(self, request: str, body: object = None, *, patience: float = _ANSWER) -> dict:
         """Ask the JetStream API, from a test that has no connection; a line protocol needs no client."""
         for number, process in enumerate(self.processes):
             if process is None:
                 continue
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[number]), 5) as raw:
-                raw.settimeout(5)
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[number]), patience) as raw:
                 data = json.dumps(body).encode() if body is not None else b""
                 login = {"verbose": False, "headers": True, "no_responders": True, "user": self.admin, "pass": ""}
                 raw.sendall(

@@ -8,9 +8,12 @@ AGENTS = '''
 import asyncio
 import os
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.interceptor import Interceptor
+from dualclaw_server.engine.model import TextDelta
 from dualclaw_server.engine.tool import ToolContext, tool
 from dualclaw_server.interceptors.hitl import HitlInterceptor, Policy
 
@@ -80,10 +83,23 @@ async def guarded(context: ToolContext) -> str:
     return await work("guarded", context)
 
 
+class PauseInterceptor(Interceptor):
+    """Has an answer stand still in its middle while there is a file "pause"."""
+
+    async def intercept_stream(self, call, call_next):
+        deltas = 0
+        async with aclosing(call_next(call)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                deltas += isinstance(chunk, TextDelta)
+                while deltas > 20 and Path("pause").exists():
+                    await asyncio.sleep(0.02)
+
+
 AGENT = Agent(
     "worker",
     tools=[read, idempotent, reconcile, once, asking, block, short, guarded],
-    interceptors=[HitlInterceptor([Policy("guarded"), Policy("short", expires_in=3.0)])],
+    interceptors=[HitlInterceptor([Policy("guarded"), Policy("short", expires_in=3.0)]), PauseInterceptor()],
 )
 '''
 
@@ -91,7 +107,7 @@ TOOLS = ("read", "idempotent", "reconcile", "once", "asking", "short", "guarded"
 LONG = "字 and word, " * 60
 TURNS: list[dict[str, object]] = [
     *({"when": {"user": f"^{name}$", "step": 0}, "say": [{"call": name}]} for name in TOOLS),
-    {"when": {"user": "^block$", "step": 0}, "say": [{"call": "block", "args": {"seconds": 3.0}}]},
+    {"when": {"user": "^block$", "step": 0}, "say": [{"call": "block", "args": {"seconds": 8.0}}]},
     {"when": {"user": "^talk$", "step": 0}, "say": [{"text": LONG, "chunk": 2, "delay": 0.01}]},
     {"when": {"user": "^wait$", "step": 0}, "say": [{"text": "half"}, {"hang": True}]},
     {"when": {"step": 1}, "say": [{"text": "Result: {{result}}"}]},
@@ -122,9 +138,18 @@ def settings_of(folder: Path, **more: str) -> dict[str, str]:
         "DUALCLAW_GRACE": "0",
         "DUALCLAW_MODEL": f"scripted:{folder / 'effects.json'}",
         "DUALCLAW_AGENTS": "effect_agents:AGENT",
-        "DUALCLAW_LEASE": "1",
         **more,
     }
+
+
+def pause(folder: Path) -> None:
+    """Have long answers stand still in their middle."""
+    (folder / "pause").touch()
+
+
+def go_on(folder: Path) -> None:
+    """Have answers that stand still go on."""
+    (folder / "pause").unlink()
 
 
 def hold(folder: Path) -> None:

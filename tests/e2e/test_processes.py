@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import grpc
@@ -17,12 +18,14 @@ from dualclaw.rules import check_stream
 from dualclaw_clients.engine_client import EngineClient, RunStream
 
 from .conftest import Launcher, Process
-from .effects import LONG, Effect, effects, hold, let_go, settings_of
+from .effects import LONG, Effect, effects, go_on, hold, let_go, pause, settings_of
 from .test_one_run_everywhere import request
 
 Connect = Callable[[str], EngineClient]
-PATIENCE = 40.0
+PATIENCE = 100.0
 """Seconds anything may take on a busy machine."""
+
+pytestmark = pytest.mark.timeout(300)
 
 
 class Watch:
@@ -75,10 +78,24 @@ def answers(events: list[EngineEvent], action: str, **more: str) -> ResumeReques
     return ResumeRequest(run_id=events[0].run_id, decisions=decisions)
 
 
+def answers_already(events: Sequence[EngineEvent]) -> bool:
+    """Tell whether a run's answer has begun to show."""
+    return any(event.WhichOneof("payload") == "delta" for event in events)
+
+
+def stands_still(number: int) -> bool:
+    """Tell whether every thread of a process has stopped."""
+    threads = Path(f"/proc/{number}/task").iterdir()
+    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+
 @asynccontextmanager
-async def frozen(process: Process) -> AsyncIterator[None]:
-    """Freeze a process while the context lasts."""
-    os.kill(pid(process), signal.SIGSTOP)
+async def frozen(process: Process, folder: Path) -> AsyncIterator[None]:
+    """Freeze a process while the context lasts; not while it writes, or it would keep the file from everybody."""
+    with closing(sqlite3.connect(folder / "effects.db", timeout=PATIENCE)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        os.kill(pid(process), signal.SIGSTOP)
+        await until(lambda: stands_still(pid(process)))
     try:
         yield
     finally:
@@ -198,13 +215,15 @@ async def test_a_client_that_moves_to_another_process_sees_one_rewind_and_every_
 ) -> None:
     """The owner dies in mid-answer; attached at another process from where it was, the client has 1 to n, once."""
     owner = launch("dualclaw_server", **settings_of(tmp_path))
+    pause(tmp_path)
     read: list[EngineEvent] = []
-    async with connect(owner.address).run(request("talk")) as stream:
+    async with asyncio.timeout(PATIENCE), connect(owner.address).run(request("talk")) as stream:
         async for event in stream:
             read.append(event)
-            if len(read) == 6:
+            if answers_already(read):
                 break
     owner.kill()
+    go_on(tmp_path)
     other = launch("dualclaw_server", **settings_of(tmp_path))
     client = connect(other.address)
     read += await events_of(client.attach(read[0].run_id, after_seq=read[-1].seq))
@@ -225,12 +244,14 @@ async def test_a_frozen_owner_that_comes_back_changes_nothing_any_more(
 ) -> None:
     """SIGSTOP for longer than the lease: another process finishes; what the first still writes is fenced."""
     hold(tmp_path)
-    first = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="worker"))
+    pause(tmp_path)
+    first = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="worker", DUALCLAW_LEASE="4"))
     api = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="api"))
     client = connect(api.address)
     watch = Watch(client.run(request(doing)))
-    await until(lambda: begun(tmp_path, "once") if doing == "once" else len(watch.events) > 4)
-    async with frozen(first):
+    await until(lambda: begun(tmp_path, "once") if doing == "once" else answers_already(watch.events))
+    async with frozen(first, tmp_path):
+        go_on(tmp_path)
         launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="worker"))
         events = await watch.done()
         let_go(tmp_path)
@@ -246,7 +267,7 @@ async def test_a_tool_that_blocks_its_process_for_longer_than_the_lease_keeps_th
     launch: Launcher, connect: Connect, tmp_path: Path
 ) -> None:
     """The heart beats in a thread of its own: nobody takes the run over, and the tool runs once."""
-    owner = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="worker"))
+    owner = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="worker", DUALCLAW_LEASE="5"))
     api = launch("dualclaw_server", **settings_of(tmp_path, DUALCLAW_ROLE="api"))
     watch = Watch(connect(api.address).run(request("block")))
     await until(lambda: begun(tmp_path, "block"))

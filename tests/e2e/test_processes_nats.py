@@ -18,7 +18,7 @@ from .test_processes import PATIENCE, Watch, begun, events_of, until
 
 Connect = Callable[[str], EngineClient]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServers]:
 @pytest.fixture
 def settings(cluster: NatsServers, tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
     """Settings of an engine on a store of this test's own, with a short lease."""
-    url = cluster.url(sync="always", lease=3)
+    url = cluster.url(sync="always", lease=3, patience=PATIENCE)
     yield lambda **more: settings_of(tmp_path, **{"DUALCLAW_STORE": url, **more})
     cluster.remove(parse_address(url).name)
 

@@ -9,20 +9,23 @@ from pathlib import Path
 import grpc
 import pytest
 
-from dualclaw.rpc import EngineServiceAsyncStub
+from dualclaw import ListAgentsRequest
+from dualclaw.rpc import AgentServiceAsyncStub, EngineServiceAsyncStub
 from dualclaw_server.settings import SettingsError, read_settings
 from tests.server.conftest import ask
 from tests.server.test_main import address_of, command, outcome
 
 STEP = 0.05
-PATIENCE = 40
+PATIENCE = 100
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @asynccontextmanager
-async def two_workers(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def two_workers(folder: Path, *more: str, **environ: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run dualclaw-server with two workers on a database of its own."""
     options = ("--workers", "2", "--listen", "127.0.0.1:0", "--store", f"sqlite:{folder / 'runs.db'}")
-    async with command(*options, *more) as process:
+    async with command(*options, *more, environ=environ) as process:
         yield process
 
 
@@ -47,9 +50,24 @@ def lives(pid: int) -> bool:
         return False
 
 
+def own_channel(address: str) -> grpc.aio.Channel:
+    """Return a connection that is shared with no other."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def refuses(address: str) -> bool:
+    """Tell whether nobody takes a call any more."""
+    async with own_channel(address) as channel:
+        try:
+            await AgentServiceAsyncStub(channel).ListAgents(ListAgentsRequest(), timeout=PATIENCE)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+    return False
+
+
 async def answer(address: str) -> str:
     """Ask one question on a connection of its own."""
-    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    async with own_channel(address) as channel:
         events = [e async for m in EngineServiceAsyncStub(channel).Run(ask("What is 6 * 7?")) for e in m.events]
     return events[-1].done.content
 
@@ -129,15 +147,15 @@ async def test_a_second_signal_ends_them_at_once(tmp_path: Path) -> None:
     """Whoever cannot wait for the drain asks again."""
     script = tmp_path / "script.json"
     script.write_text('{"name": "s", "turns": [{"say": [{"text": "a"}, {"hang": true}]}]}')
-    async with two_workers(tmp_path, "--model", f"scripted:{script}") as process:
+    async with two_workers(tmp_path, "--model", f"scripted:{script}", DUALCLAW_GRACE="600") as process:
         address = await address_of(process)
         workers = workers_of(process)
-        channel = grpc.aio.insecure_channel(address)
+        channel = own_channel(address)
         call = EngineServiceAsyncStub(channel).Run(ask("anything"))
         await call.read()
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
-            while len(workers_of(process)) == 2:  # noqa: ASYNC110  # one has nothing to wait for
+            while len(workers_of(process)) == 2 and not await refuses(address):  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(STEP)
         process.send_signal(signal.SIGTERM)
         code, _, _ = await outcome(process)

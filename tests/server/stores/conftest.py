@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, closing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from dualclaw_server.engine.store import Answers, Claim, Frame, NewRun, RunKey, 
 from dualclaw_server.stores.memory import MemoryStore
 from dualclaw_server.stores.nats import NatsStore, parse_address
 from dualclaw_server.stores.sqlite import SqliteStore
+from dualclaw_server.stores.sqlite_transaction import Transaction
 from tests.nats_servers import NatsServers, nats_r1, nats_r3
 
 __all__ = ["nats_r1", "nats_r3"]
+
+PATIENCE = 100.0
+"""Seconds for what takes a moment on an idle machine."""
 
 QUEUED = RunState.RUN_STATE_QUEUED
 RUNNING = RunState.RUN_STATE_RUNNING
@@ -98,7 +103,7 @@ class LogWriter:
         return appended
 
     async def add(self, count: int = 1, **changes: Any) -> int:
-        return await asyncio.wait_for(self.send(count, **changes), 10)
+        return await asyncio.wait_for(self.send(count, **changes), PATIENCE)
 
     async def park(self, *ids: str, asks: Sequence[str] = (), **changes: Any) -> None:
         changes.setdefault("messages", self.messages(*ids))
@@ -182,6 +187,31 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 @pytest.fixture
+def held_writer() -> Callable[[SqliteStore], AbstractAsyncContextManager[None]]:
+    """Keeps a SQLite store's writer in a transaction while the context lasts: what is asked for meanwhile waits, and is
+    its next one.
+    """
+
+    @asynccontextmanager
+    async def hold(store: SqliteStore) -> AsyncIterator[None]:
+        begun, over = threading.Event(), threading.Event()
+
+        def stay(tx: Transaction) -> None:
+            begun.set()
+            over.wait(PATIENCE)
+
+        staying = asyncio.create_task(store._write(stay))
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        try:
+            yield
+        finally:
+            over.set()
+            await staying
+
+    return hold
+
+
+@pytest.fixture
 def writer(make: Make) -> Callable[[RunStore, RunKey], LogWriter]:
     """Makes the writer of a run's log."""
     return lambda store, key: LogWriter(store, key, make)
@@ -191,8 +221,8 @@ def writer(make: Make) -> Callable[[RunStore, RunKey], LogWriter]:
 def claim_now() -> Callable[..., Awaitable[Claim]]:
     """Claims an item that must be there."""
 
-    async def claim(store: RunStore, wait: float = 2.0) -> Claim:
-        claimed = await asyncio.wait_for(store.claim("default", "worker", wait), wait + 5)
+    async def claim(store: RunStore) -> Claim:
+        claimed = await asyncio.wait_for(store.claim("default", "worker", PATIENCE), PATIENCE + 10)
         assert claimed is not None
         return claimed
 
@@ -203,9 +233,11 @@ def claim_now() -> Callable[..., Awaitable[Claim]]:
 def collect() -> Callable[..., Awaitable[list[EngineEvent]]]:
     """Follows a run until it has seen a seq, and returns the events."""
 
-    async def run(store: RunStore, key: RunKey, after: int, until: int) -> list[EngineEvent]:
+    async def run(
+        store: RunStore, key: RunKey, after: int, until: int, patience: float = PATIENCE
+    ) -> list[EngineEvent]:
         events: list[EngineEvent] = []
-        async with asyncio.timeout(20), aclosing(store.follow(key, after)) as frames:
+        async with asyncio.timeout(patience), aclosing(store.follow(key, after)) as frames:
             if after >= until:
                 return events
             async for some in frames:
@@ -222,11 +254,9 @@ def until() -> Callable[..., Awaitable[None]]:
     """Waits for something that nobody announces."""
 
     async def wait(condition: Callable[[], object]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("it did not happen")
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.01)
 
     return wait
 

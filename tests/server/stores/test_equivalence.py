@@ -246,11 +246,14 @@ class Stores(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        reference, tested = self.both(lambda store: store.claim("default", "w", 0))
+        reference, tested = self.claims_of_both()
         assert (reference is None) == (tested is None)
         if reference is not None:
             assert (reference.key, reference.redelivered) == (tested.key, tested.redelivered)
             self.claims.append((reference, tested))
+
+    def claims_of_both(self) -> list[Claim | None]:
+        return self.both(lambda store: store.claim("default", "w", 0))
 
     @rule(at=st.integers(0, 9), delay=st.sampled_from([None, 0.0, 3.0]))
     def give_back(self, at: int, delay: float | None) -> None:
@@ -289,7 +292,7 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def everything_reads_the_same(self) -> None:
-        reference, tested = (self.runner.run(asyncio.wait_for(self.everything(store), 30)) for store in self.pair)
+        reference, tested = (self.runner.run(asyncio.wait_for(self.everything(store), 100)) for store in self.pair)
         assert reference == tested
         for tenant in ("t", "u"):
             running = [run for run in reference[tenant, "runs"] if run.state in (2, 3)]
@@ -315,7 +318,7 @@ class Stores(RuleBasedStateMachine):
 async def outcome(call: Awaitable[Any]) -> Any:
     """Return what a call gives, its refusal included."""
     try:
-        return await asyncio.wait_for(call, 10)
+        return await asyncio.wait_for(call, 100)
     except EngineError as error:
         return error.reason, dict(error.metadata)
     except (StoreError, ValueError) as error:
@@ -331,6 +334,7 @@ async def _items(listing: Callable[..., Awaitable[Any]], *args: Any, **kwargs: A
     return list((await listing(*args, page_size=0, page_token="", **kwargs)).items)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("tested", TESTED)
 def test_a_store_answers_like_the_reference(tested: str, sound: Callable[[Path], None]) -> None:
     """Random operations on both stores give the same answers, errors and contents, and leave a sound file."""

@@ -22,7 +22,7 @@ class Counting(Link):
     async def write(self, writes):
         self.sizes.append(len(writes))
         if len(self.sizes) == 1:
-            await asyncio.wait_for(self.gate.wait(), 20)
+            await asyncio.wait_for(self.gate.wait(), 100)
         return await super().write(writes)
 
 
@@ -33,7 +33,7 @@ async def link(request):
     address = parse_address(cluster.url())
     store = NatsStore(address, accept_loss=True)
     await store.open()
-    yield Counting(store._parts.client, Subjects(address.name), patience=2)
+    yield Counting(store._parts.client, Subjects(address.name), timeout=60)
     await store.close()
     cluster.remove(address.name)
 
@@ -58,7 +58,7 @@ async def test_what_waits_goes_out_together_and_each_learns_its_own_sequence(lin
     operations = [pair(link, f"{number}.")[: 1 + number % 2] for number in range(1, 21)]
     tasks = await begin(Batches(link), *operations)
     link.gate.set()
-    seqs = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    seqs = await asyncio.wait_for(asyncio.gather(*tasks), 100)
     assert link.sizes == [2, 28]
     assert seqs == [(await link.last(writes[-1].subject)).seq for writes in operations]
     assert len(set(seqs)) == 20
@@ -68,7 +68,7 @@ async def test_a_refusal_is_that_of_the_one_who_caused_it(link):
     """The others of its batch are stored, all of them once; halves make that few attempts, however many they are."""
     tasks = await begin(Batches(link), *[pair(link, name, 7 * (name == "c")) for name in "abcde"])
     link.gate.set()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
     assert [type(result) for result in results] == [int, int, Conflict, int, int]
     assert link.sizes == [2, 8, 4, 2, 2, 4]
     assert [await link.last(write.subject) for write in pair(link, "c")] == [None, None]
@@ -79,7 +79,7 @@ async def test_two_writes_to_one_subject_follow_each_other(link):
     """The second has read what was there before the first, and must be refused, alone."""
     tasks = await begin(Batches(link), pair(link, "x"), pair(link, "y"), pair(link, "y", text=b"2\n"), pair(link, "z"))
     link.gate.set()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
     assert [type(result) for result in results] == [int, int, Conflict, int]
     assert link.sizes == [2, 4, 2]
     assert (await link.last(pair(link, "y")[0].subject)).data == b"1\n"
@@ -95,10 +95,10 @@ async def test_a_lost_answer_is_unknown_to_each(link):
                 raise Uncertain("the answer was lost")
             return seq
 
-    deaf = Deaf(link.client, link.subjects)
+    deaf = Deaf(link.client, link.subjects, timeout=60)
     tasks = await begin(Batches(deaf), *[pair(link, name) for name in "abc"])
     deaf.gate.set()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
     assert [type(result) for result in results[1:]] == [Uncertain, Uncertain]
     assert results[1] is not results[2]
     assert deaf.sizes == [2, 4]
@@ -114,10 +114,10 @@ async def test_a_stream_without_room_for_all_takes_what_fits(link):
                 raise Full("no room")
             return await super().write(writes)
 
-    small = Small(link.client, link.subjects)
+    small = Small(link.client, link.subjects, timeout=60)
     tasks = await begin(Batches(small), *[pair(link, name) for name in "abc"])
     small.gate.set()
-    assert all(await asyncio.wait_for(asyncio.gather(*tasks), 20))
+    assert all(await asyncio.wait_for(asyncio.gather(*tasks), 100))
     assert small.sizes == [2, 4, 2, 2]
 
 
@@ -126,9 +126,9 @@ async def test_whoever_leaves_before_its_turn_writes_nothing_and_takes_nobody_al
     first, left, last = await begin(Batches(link), *[pair(link, name) for name in "abc"])
     first.cancel()
     left.cancel()
-    await asyncio.wait({first, left}, timeout=20)
+    await asyncio.wait({first, left}, timeout=100)
     link.gate.set()
-    assert await asyncio.wait_for(last, 20)
+    assert await asyncio.wait_for(last, 100)
     assert link.sizes == [2, 2]
     assert [await link.last(pair(link, name)[0].subject) is not None for name in "abc"] == [True, False, True]
 
@@ -142,5 +142,5 @@ async def test_batches_have_their_bounds(link):
         await batches.store([Write(name, b"1\n", 0) for name in names])
     assert await batches.store([Write(name, b"1\n", 0) for name in names[:-1]])
     large = [[Write(link.subjects.setting("t", f"{n}.{part}"), b"x" * 200_000, 0) for part in "ab"] for n in range(4)]
-    await asyncio.wait_for(asyncio.gather(*[batches.store(writes) for writes in large]), 20)
+    await asyncio.wait_for(asyncio.gather(*[batches.store(writes) for writes in large]), 100)
     assert link.sizes == [1000, 4, 4]

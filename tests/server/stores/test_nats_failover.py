@@ -1,7 +1,6 @@
 """Servers of a cluster die, freeze and come back: a stall, never a lost or doubled frame."""
 
 import asyncio
-import contextlib
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from tests.nats_servers import NatsServers
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     # The client's socket to a frozen server can never be flushed, so it outlives its event loop.
     pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__:pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -30,7 +29,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 async def store(cluster):
     """A store on all three, which are all up again afterwards."""
-    address = parse_address(cluster.url(lease=5))
+    address = parse_address(cluster.url(lease=5, patience=100))
     made = NatsStore(address, accept_loss=True)
     await made.open()
     yield made
@@ -47,7 +46,7 @@ async def test_no_acknowledged_frame_is_lost_when_the_leader_dies_during_appends
     keys = [make.key(f"r{n}") for n in range(4)]
     for key in keys:
         await store.create(make.new(key.run_id))
-    following = asyncio.create_task(collect(store, keys[0], 0, 80))
+    following = asyncio.create_task(collect(store, keys[0], 0, 80, 400))
     killed = asyncio.Event()
 
     async def write(key):
@@ -55,15 +54,15 @@ async def test_no_acknowledged_frame_is_lost_when_the_leader_dies_during_appends
         for n in range(80):
             # Some frames are batches: a checkpoint, messages.
             parts = {"checkpoint": b"at %d" % n, "messages": log.messages(f"m{n}")} if n % 10 == 9 else {}
-            assert await asyncio.wait_for(log.send(**parts), 60) == n + 1
+            assert await asyncio.wait_for(log.send(**parts), 150) == n + 1
             if n == 20:
                 killed.set()
             await asyncio.sleep(0.005)
 
     writing = [asyncio.create_task(write(key)) for key in keys]
-    await asyncio.wait_for(killed.wait(), 60)
+    await asyncio.wait_for(killed.wait(), 150)
     await asyncio.to_thread(lambda: cluster.kill(cluster.leader(store._address.name)))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         await asyncio.gather(*writing)
         assert [event.seq for event in await following] == list(range(1, 81))
     for key in keys:
@@ -76,13 +75,13 @@ async def test_a_run_goes_through_its_life_while_a_server_is_down(cluster, store
     """Two of three are a quorum: create, claim, park, answer, end; the third catches up when it is back."""
     await asyncio.to_thread(cluster.kill, 0)
     await store.create(make.new("r1", "c", request_id="q"))
-    claim = await claim_now(store, 20)
+    claim = await claim_now(store)
     log = writer(store, claim.key)
     await log.park(asks=["i1"])
     await claim.ack()
     cluster.start(0)
     await store.answer(make.answers(claim.key, "i1"))
-    claim = await claim_now(store, 20)
+    claim = await claim_now(store)
     await log.go_on(2, signals=("answer:i1",))
     await asyncio.to_thread(cluster.wait)
     await log.end(epoch=2)
@@ -95,11 +94,11 @@ async def test_a_run_goes_through_its_life_while_a_server_is_down(cluster, store
 async def test_a_held_run_survives_the_servers_of_its_lease(cluster, store, make, writer, claim_now):
     """The heart reconnects; the claim is not lost, and its run is delivered to nobody else."""
     await store.create(make.new("r1"))
-    claim = await claim_now(store, 20)
+    claim = await claim_now(store)
     leader = await asyncio.to_thread(cluster.leader, store._address.name)
     await asyncio.to_thread(cluster.kill, leader)
     log = writer(store, claim.key)
-    await asyncio.wait_for(log.send(), 60)
+    await asyncio.wait_for(log.send(), 150)
     cluster.start(leader)
     await asyncio.to_thread(cluster.wait)
     if not claim.lost:
@@ -108,7 +107,7 @@ async def test_a_held_run_survives_the_servers_of_its_lease(cluster, store, make
         assert await store.claim("default", "w", 6) is None
     else:
         # An election that took longer than the lease: then, and only then, somebody else gets it.
-        assert (await claim_now(store, 30)).redelivered
+        assert (await claim_now(store)).redelivered
 
 
 async def test_a_frozen_leader_is_a_stall(cluster, store, make, writer):
@@ -120,11 +119,11 @@ async def test_a_frozen_leader_is_a_stall(cluster, store, make, writer):
     cluster.freeze(leader)
     try:
         for _ in range(3):
-            await asyncio.wait_for(log.send(), 60)
+            await asyncio.wait_for(log.send(), 150)
     finally:
         cluster.thaw(leader)
-    await asyncio.wait_for(log.send(), 60)
-    async with asyncio.timeout(60):
+    await asyncio.wait_for(log.send(), 150)
+    async with asyncio.timeout(150):
         assert [frame.first_seq for frame in await store.read(log.key, 0)] == [1, 2, 3, 4, 5]
 
 
@@ -149,15 +148,19 @@ async def test_without_a_quorum_an_append_ends_within_its_patience_and_the_log_i
             cluster.start(number)
         await asyncio.to_thread(cluster.wait)
         sent = False
-        async with asyncio.timeout(60):
+        doubtful = int(refused.type is Ambiguous)
+        async with asyncio.timeout(150):
             while not sent:
-                with contextlib.suppress(Unavailable, Fenced):
+                try:
                     head = await store.head(log.key)
                     log.version, log.last_seq = head.version, head.last_seq
                     await log.send()
                     sent = True
-            stored = refused.type is Ambiguous and head.version == 2
-            assert stored or head.version == 1
+                except Ambiguous:
+                    doubtful += 1
+                except (Unavailable, Fenced):
+                    await asyncio.sleep(0.1)
+            assert 1 <= head.version <= 1 + doubtful
             async with aclosing(store.follow(log.key, 0)) as frames:
                 assert [frame.first_seq for frame in await anext(frames)] == list(range(1, head.version + 2))
     finally:

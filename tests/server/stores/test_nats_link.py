@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,7 +20,7 @@ async def link(nats_r1):
     address = parse_address(nats_r1.url())
     store = NatsStore(address, accept_loss=True)
     await store.open()
-    yield Link(store._parts.client, Subjects(address.name), patience=2)
+    yield Link(store._parts.client, Subjects(address.name), timeout=60)
     await store.close()
     nats_r1.remove(address.name)
 
@@ -67,7 +66,7 @@ async def test_what_a_follower_that_is_behind_says_does_not_count(link):
             asked.append(upto)
             return ([], upto - 1, False) if len(asked) < 3 else (found, upto, too_many)
 
-    behind = Behind(link.client, link.subjects, patience=2)
+    behind = Behind(link.client, link.subjects, timeout=60)
     assert set(await behind.snapshot(subject)) == {subject}
     assert len(asked) == 3
 
@@ -85,7 +84,7 @@ async def test_an_operation_whose_answer_was_lost_is_done_once(link):
                 raise Uncertain("the answer was lost")
             return seq
 
-    deaf = Deaf(link.client, link.subjects, patience=2)
+    deaf = Deaf(link.client, link.subjects, timeout=60)
     attempts = []
 
     async def step(tx):
@@ -115,7 +114,7 @@ async def test_a_connection_that_is_gone_is_unavailable(link):
     await link.client.close()
     for call in (link.last(link.subjects.setting("t", "x")), link.call("STREAM.NAMES", {})):
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(call, 20)
+            await asyncio.wait_for(call, 100)
 
 
 class Late(Link):
@@ -143,7 +142,7 @@ async def test_an_item_the_leader_does_not_know_of_yet_is_not_dropped(link):
     ]
     seq = await link.write(writes)
     step = partial(_take, item, seq, "default", "w", "token", 9e9)
-    delivery, _ = await Transactor(Late(link.client, link.subjects, patience=5)).run("op", step)
+    delivery, _ = await Transactor(Late(link.client, link.subjects, timeout=60)).run("op", step)
     assert delivery is not None
     assert (delivery.key, delivery.generation, delivery.number) == (key, 1, 1)
 
@@ -171,7 +170,7 @@ async def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost(li
             await asyncio.sleep(0)
     (answer,) = link.client._resp_map.values()
     answer.add_done_callback(lambda _: task.cancel())
-    await asyncio.wait({task}, timeout=20)
+    await asyncio.wait({task}, timeout=100)
     assert task.cancelled()
     assert went_on == []
 
@@ -189,14 +188,14 @@ async def test_who_cleans_up_after_a_cancellation_may_still_ask(link):
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     task.cancel()
-    await asyncio.wait({task}, timeout=20)
+    await asyncio.wait({task}, timeout=100)
     assert task.cancelled()
     assert found == [None]
 
 
 async def test_a_follower_that_leaves_at_once_takes_nothing_with_it(nats_r1, make, until):
     """However far it has come: the connection serves everybody, goes on at once and hears no more of the run."""
-    address = replace(parse_address(nats_r1.url()), patience=1)
+    address = parse_address(nats_r1.url())
     store = NatsStore(address, accept_loss=True)
     await store.open()
     try:
@@ -211,7 +210,7 @@ async def test_a_follower_that_leaves_at_once_takes_nothing_with_it(nats_r1, mak
                 await asyncio.wait({waiting})
             assert (await store.head(make.key("r1"))).version == 0
         assert store._parts.client.stats["reconnects"] == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while len(store._parts.client._subs) > idle:  # noqa: ASYNC110  # the client tells nobody
                 await asyncio.sleep(0.01)
     finally:

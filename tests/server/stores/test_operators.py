@@ -109,11 +109,11 @@ async def test_a_release_ends_a_back_off(store, make, claim_now):
     """What was put back for minutes is delivered at once; a sleeping worker is woken for it."""
     await store.create(make.new("r1"))
     await (await claim_now(store)).nak(500)
-    waiting = asyncio.create_task(store.claim("default", "w", 60))
+    waiting = asyncio.create_task(store.claim("default", "w", 100))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     assert await store.release(make.key("r1"))
-    assert (await asyncio.wait_for(waiting, 20)).redelivered
+    assert (await asyncio.wait_for(waiting, 100)).redelivered
 
 
 async def test_a_run_without_a_work_item_has_nothing_to_release(store, make, claim_now, writer):

@@ -107,7 +107,7 @@ async def test_followers_at_that_moment(store, make, writer, events_of):
     await store.create(make.new("r1"))
     log = writer(store, make.key("r1"))
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(100),
         aclosing(store.follow(log.key, 0)) as prompt,
         aclosing(store.follow(log.key, 0)) as lagging,
     ):

@@ -45,26 +45,26 @@ async def test_a_compacted_run_is_log_compacted_below_its_end_and_an_empty_strea
     ask = RunRequest(
         message=Message(role=Role.ROLE_USER, parts=[ContentPart(text="hello")]), request_id="q", agent="assistant"
     )
-    call = engine.Run(ask, timeout=20)
+    call = engine.Run(ask, timeout=100)
     run_id = dict(await call.initial_metadata())["dualclaw-run-id"]
     events = await events_of(call)
     last = events[-1].seq
     assert await store.compact(4e9) == 1
     for after in (0, last - 1):
         for wait in (False, True):
-            error = await refusal(engine.Attach(AttachRequest(run_id=run_id, after_seq=after, wait=wait), timeout=20))
+            error = await refusal(engine.Attach(AttachRequest(run_id=run_id, after_seq=after, wait=wait), timeout=100))
             assert (error.reason, error.metadata["kept_from"]) == ("LOG_COMPACTED", str(last + 1))
     for wait in (False, True):
-        attached = engine.Attach(AttachRequest(run_id=run_id, after_seq=last, wait=wait), timeout=20)
+        attached = engine.Attach(AttachRequest(run_id=run_id, after_seq=last, wait=wait), timeout=100)
         assert await events_of(attached) == []
         assert await attached.code() == grpc.StatusCode.OK
-    beyond = await refusal(engine.Attach(AttachRequest(run_id=run_id, after_seq=last + 1), timeout=20))
+    beyond = await refusal(engine.Attach(AttachRequest(run_id=run_id, after_seq=last + 1), timeout=100))
     assert beyond.reason == "AFTER_SEQ_OUT_OF_RANGE"
-    assert (await refusal(engine.Run(ask, timeout=20))).reason == "LOG_COMPACTED"
-    run = (await engine.GetRun(GetRunRequest(run_id=run_id), timeout=20)).run
+    assert (await refusal(engine.Run(ask, timeout=100))).reason == "LOG_COMPACTED"
+    run = (await engine.GetRun(GetRunRequest(run_id=run_id), timeout=100)).run
     assert (run.state, run.last_seq) == (RunState.RUN_STATE_SUCCEEDED, last)
     page = await conversations.ListMessages(
-        ListMessagesRequest(conversation_id=events[-1].done.conversation_id), timeout=20
+        ListMessagesRequest(conversation_id=events[-1].done.conversation_id), timeout=100
     )
     assert [message.parts[0].text for message in page.messages] == ["hello", "Hello, world."]
 
@@ -73,10 +73,10 @@ async def test_a_conversation_goes_on_behind_a_compacted_run(store, channel):
     """The model is given what was said: history is made of messages, not of logs."""
     engine = EngineServiceAsyncStub(channel)
     ask = RunRequest(message=Message(role=Role.ROLE_USER, parts=[ContentPart(text="hello")]), agent="assistant")
-    done = (await events_of(engine.Run(ask, timeout=20)))[-1].done
+    done = (await events_of(engine.Run(ask, timeout=100)))[-1].done
     assert await store.compact(4e9) == 1
     ask.conversation_id = done.conversation_id
-    again = (await events_of(engine.Run(ask, timeout=20)))[-1].done
+    again = (await events_of(engine.Run(ask, timeout=100)))[-1].done
     assert again.content == "Hello, world."
     page = await store.list_messages("default", done.conversation_id, page_size=0, page_token="")
     assert len(page.items) == 4

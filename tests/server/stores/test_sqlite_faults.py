@@ -28,7 +28,7 @@ FILES = Path("/proc/self/fd")
 async def outcome(call):
     """What a call gives, or the type of its fault."""
     try:
-        return await asyncio.wait_for(call, 20)
+        return await asyncio.wait_for(call, 100)
     except StoreError as fault:
         return type(fault)
 
@@ -155,7 +155,7 @@ def test_a_write_that_fails_at_commit_is_unavailable_and_works_when_the_disk_doe
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout.split() == ["Unavailable", "1", "2"]
     assert "a commit failed" in done.stderr
@@ -292,7 +292,7 @@ async def test_many_processes_may_make_or_migrate_the_file_at_once(tmp_path, ver
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {version}")
         stores = [SqliteStore(path) for _ in range(6)]
-        await asyncio.wait_for(asyncio.gather(*(store.open() for store in stores)), 60)
+        await asyncio.wait_for(asyncio.gather(*(store.open() for store in stores)), 100)
         assert rows(path, "SELECT count(*) FROM owners") == [(6,)]
         await asyncio.gather(*(store.close() for store in stores))
 
@@ -308,7 +308,7 @@ async def test_a_file_that_another_process_is_about_to_change_is_waited_for(tmp_
         await asyncio.sleep(0.3)
         assert not opening.done()
         other.execute("ROLLBACK")
-        await asyncio.wait_for(opening, 20)
+        await asyncio.wait_for(opening, 100)
     await store.close()
 
 

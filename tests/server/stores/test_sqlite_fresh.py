@@ -34,7 +34,7 @@ async def test_a_run_of_a_lone_process_needs_no_reader(alone, make, writer, clai
         log = writer(alone, claim.key)
         await log.add(0, durable=True, checkpoint=b"claimed")
         await log.end("m")
-        assert [frame.last_seq for frame in await asyncio.wait_for(waiting, 10)] == [1]
+        assert [frame.last_seq for frame in await asyncio.wait_for(waiting, 100)] == [1]
         await claim.ack()
     assert (loaded.record, loaded.head) == (b"record of r1", created.head)
     assert readers() == []
@@ -88,7 +88,7 @@ async def test_a_run_that_another_process_works_on_is_read_from_the_file(alone, 
     await until(lambda: alone._parts.peers.period)
     assert (await alone.load(make.key("r1"))).head.last_seq == 2
     async with aclosing(alone.follow(make.key("r1"), 0)) as batches:
-        assert (await asyncio.wait_for(anext(batches), 10))[-1].last_seq == 2
+        assert (await asyncio.wait_for(anext(batches), 100))[-1].last_seq == 2
 
 
 async def test_what_a_newcomer_does_at_once_reaches_who_was_alone(alone, make, writer, claim_now, until):
@@ -107,7 +107,7 @@ async def test_what_a_newcomer_does_at_once_reaches_who_was_alone(alone, make, w
         try:
             await other.signal(claim.key, b"body", "s")
             await writer(other, free).add()
-            assert (await asyncio.wait_for(waiting, 10))[-1].last_seq == 1
+            assert (await asyncio.wait_for(waiting, 100))[-1].last_seq == 1
             await until(lambda: claim.key in signalled)
         finally:
             await other.close()

@@ -3,7 +3,10 @@
 import asyncio
 import random
 import signal
+import sqlite3
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -68,9 +71,9 @@ from dualclaw_server.engine.store import Frame, Fenced
 from dualclaw_server.stores import SqliteStore
 
 async def main(path):
-    store = SqliteStore(path, lease=1.5)
+    store = SqliteStore(path, lease=5)
     await store.open()
-    claim = await store.claim("default", "frozen", 20)
+    claim = await store.claim("default", "frozen", 100)
     await store.append(claim.key, Frame(1, 1, 0, b"", RunState.RUN_STATE_RUNNING), 0)
     print("claimed", claim.lost, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -107,11 +110,17 @@ async def start():
         if process.returncode is None:
             process.kill()
         process.stdin.close()
-        await asyncio.wait_for(process.communicate(), 20)
+        await asyncio.wait_for(process.communicate(), 60)
 
 
 async def line(process):
-    return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+    return (await asyncio.wait_for(process.stdout.readline(), 100)).decode().split()
+
+
+def stopped(pid):
+    """Tell whether every thread of a process stands still."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 async def test_a_file_is_sound_however_often_its_writer_is_killed(tmp_path, start, make, sound):
@@ -122,9 +131,11 @@ async def test_a_file_is_sound_however_often_its_writer_is_killed(tmp_path, star
     for attempt in range(4):
         process = await start(CHURN, path, attempt)
         said.append(await line(process))
+        while attempt > 1 and said[-1][0] != "deleted":  # by then a run has been through all there is
+            said.append(await line(process))
         await asyncio.sleep(chance.uniform(0.1, 0.5))
         process.send_signal(signal.SIGKILL)
-        rest = (await asyncio.wait_for(process.stdout.read(), 20)).decode()
+        rest = (await asyncio.wait_for(process.stdout.read(), 100)).decode()
         said += [text.split() for text in rest.split("\n")[:-1]]
         await process.wait()
         sound(path)
@@ -147,15 +158,18 @@ async def test_a_file_is_sound_however_often_its_writer_is_killed(tmp_path, star
     sound(path)
 
 
-async def test_a_frozen_process_loses_its_run_and_learns_it_when_it_wakes(tmp_path, start, make):
+async def test_a_frozen_process_loses_its_run_and_learns_it_when_it_wakes(tmp_path, start, make, until):
     """Its lock lives on, so the lease decides; awake again it is fenced, and gives back nothing that is another's."""
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()
     await store.create(make.new("r1"))
     process = await start(FREEZER, tmp_path / "runs.db")
     assert await line(process) == ["claimed", "False"]
-    process.send_signal(signal.SIGSTOP)
-    claim = await asyncio.wait_for(store.claim("default", "w", 20), 30)
+    with closing(sqlite3.connect(tmp_path / "runs.db", timeout=100)) as lock:
+        lock.execute("BEGIN IMMEDIATE")  # else it might be stopped in the middle of a beat, and keep the file to itself
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: stopped(process.pid))
+    claim = await asyncio.wait_for(store.claim("default", "w", 90), 100)
     assert claim is not None
     assert claim.redelivered
     assert await store.append(claim.key, make.frame(1, 0, epoch=2), 1) == 2
@@ -163,7 +177,7 @@ async def test_a_frozen_process_loses_its_run_and_learns_it_when_it_wakes(tmp_pa
     process.stdin.write(b"go\n")
     await process.stdin.drain()
     assert [await line(process) for _ in range(3)] == [["lost", "True"], ["fenced"], ["given", "back"]]
-    await asyncio.wait_for(process.wait(), 20)
+    await asyncio.wait_for(process.wait(), 100)
     assert not claim.lost
     assert (await store.inspect(claim.key)).worker == "w"
     with pytest.raises(Fenced):

@@ -24,13 +24,13 @@ def frame(seq):
     return Frame(1, seq, 1, body, RunState.RUN_STATE_RUNNING)
 
 async def main(path, job):
-    store = SqliteStore(path)
+    store = SqliteStore(path, lease=3600)
     await store.open()
     key = RunKey("acme", "r1")
     if job == "write":
         await store.create(NewRun(key, "c", True, "", "", "", b"", Run(id="r1"), Message(id="m"),
                                   BusyPolicy.BUSY_POLICY_REJECT, b""))
-        claim = await store.claim("default", "w", 5)
+        claim = await store.claim("default", "w", 100)
         print("claimed", claim.key.run_id, flush=True)
         for seq in range(1, 1_000_000):
             await store.append(key, frame(seq), seq - 1)
@@ -49,13 +49,13 @@ async def main(path, job):
             except EngineError as error:
                 print(error.reason, n, flush=True)
     elif job == "claim":
-        claim = await store.claim("default", "w", 20)
+        claim = await store.claim("default", "w", 100)
         print("claimed", claim.key.run_id, flush=True)
         woken = asyncio.Event()
         store.on_signal(lambda key: woken.set())
-        await asyncio.wait_for(woken.wait(), 20)
+        await asyncio.wait_for(woken.wait(), 100)
         print("signalled", (await store.load(claim.key)).unread[0].signal_id, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
     await store.close()
 
 asyncio.run(main(sys.argv[1], sys.argv[2]))
@@ -80,24 +80,26 @@ async def process(tmp_path):
         if worker.returncode is None:
             worker.kill()
         worker.stdin.close()
-        await asyncio.wait_for(worker.communicate(), 10)
+        await asyncio.wait_for(worker.communicate(), 60)
 
 
 async def line(worker):
-    return (await asyncio.wait_for(worker.stdout.readline(), 20)).decode().split()
+    return (await asyncio.wait_for(worker.stdout.readline(), 100)).decode().split()
 
 
 async def kill(worker):
     worker.send_signal(signal.SIGKILL)
-    rest = await asyncio.wait_for(worker.stdout.read(), 20)
-    await asyncio.wait_for(worker.wait(), 20)
+    rest = await asyncio.wait_for(worker.stdout.read(), 100)
+    await asyncio.wait_for(worker.wait(), 100)
     return rest.decode().splitlines()
 
 
 async def test_a_killed_process_loses_no_acknowledged_frame_and_its_run_is_claimed_at_once(
     tmp_path, process, make, events_of
 ):
-    """Kill -9 in the middle of a stream: all that was acknowledged is there, and the next process goes on."""
+    """Kill -9 in the middle of a stream: all that was acknowledged is there, and the next process goes on at once:
+    the lease, of an hour, is not waited for.
+    """
     worker = await process(tmp_path / "runs.db", "write")
     assert await line(worker) == ["claimed", "r1"]
     while (await line(worker))[1] != "200":
@@ -105,10 +107,8 @@ async def test_a_killed_process_loses_no_acknowledged_frame_and_its_run_is_claim
     # The last line may be cut short; a shorter number is a smaller one.
     acked = max([200, *(int(text.split()[1]) for text in await kill(worker) if len(text.split()) == 2)])
     store = SqliteStore(tmp_path / "runs.db")
-    began = time.monotonic()
     await store.open()
-    claim = await asyncio.wait_for(store.claim("default", "w", 0), 5)
-    assert time.monotonic() - began < 3
+    claim = await asyncio.wait_for(store.claim("default", "w", 0), 100)
     assert claim is not None
     assert claim.key == make.key("r1")
     assert claim.redelivered
@@ -122,19 +122,17 @@ async def test_a_killed_process_loses_no_acknowledged_frame_and_its_run_is_claim
 
 
 async def test_a_living_process_takes_over_from_a_killed_one_without_waiting_for_the_lease(tmp_path, process, make):
-    """The lease is 30 s; the lock says much sooner that nobody holds it any more."""
+    """The lease is an hour; the lock says much sooner that nobody holds it any more."""
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()
     worker = await process(tmp_path / "runs.db", "write")
     assert await line(worker) == ["claimed", "r1"]
     assert await store.claim("default", "w", 0.2) is None
-    waiting = asyncio.create_task(store.claim("default", "w", 15))
-    began = time.monotonic()
+    waiting = asyncio.create_task(store.claim("default", "w", 90))
     await kill(worker)
-    claim = await asyncio.wait_for(waiting, 20)
+    claim = await asyncio.wait_for(waiting, 100)
     assert claim is not None
     assert claim.redelivered
-    assert time.monotonic() - began < 5
     await store.close()
 
 
@@ -143,7 +141,7 @@ async def test_a_follower_sees_what_another_process_writes(tmp_path, process, sq
     await sqlite.create(make.new("r1"))
     await writer(sqlite, make.key("r1")).add()
     worker = await process(tmp_path / "runs.db", "append")
-    async with asyncio.timeout(20), aclosing(sqlite.follow(make.key("r1"), 0)) as frames:
+    async with asyncio.timeout(100), aclosing(sqlite.follow(make.key("r1"), 0)) as frames:
         seen = events_of(await anext(frames))
         for n in range(2, 6):
             worker.stdin.write(b"one more\n")
@@ -164,7 +162,7 @@ async def test_a_thousand_followers_in_another_process_get_the_same_frames(tmp_p
     for _ in range(20):
         await log.add()
         await asyncio.sleep(0.01)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         seen = await asyncio.gather(*followers)
     assert all(events == seen[0] for events in seen)
     assert [event.seq for event in seen[0]] == list(range(1, 22))
@@ -174,16 +172,14 @@ async def test_a_thousand_followers_in_another_process_get_the_same_frames(tmp_p
 async def test_another_process_claims_what_this_one_creates_and_hears_its_signals(
     tmp_path, process, sqlite, make, until
 ):
-    """Work and signals cross processes within milliseconds, and what is in hand there is not delivered here."""
+    """Work and signals cross processes, and what is in hand there is not delivered here."""
     worker = await process(tmp_path / "runs.db", "claim")
     await until(lambda: sqlite.polls)
     await sqlite.create(make.new("r1"))
     assert await line(worker) == ["claimed", "r1"]
     assert await sqlite.claim("default", "w", 0.1) is None
-    began = time.monotonic()
     await sqlite.signal(make.key("r1"), b"x", "approve")
     assert await line(worker) == ["signalled", "approve"]
-    assert time.monotonic() - began < 2
     assert await sqlite.claim("default", "w", 0.1) is None
 
 
@@ -235,7 +231,7 @@ async def test_a_lone_process_never_polls(tmp_path, sqlite, make, until):
     await until(lambda: sqlite.polls)
     assert (await other.head(make.key("r1"))).version == 0
     await other.close()
-    await asyncio.sleep(0.8)
+    await until(lambda: sqlite._parts.peers.period)  # it has noticed
     polls = sqlite.polls
     await asyncio.sleep(0.2)
     assert sqlite.polls == polls
@@ -256,15 +252,23 @@ async def test_two_stores_on_one_file_append_to_one_log(tmp_path, sqlite, make, 
     await other.close()
 
 
+def stand_still(until):
+    """Block the event loop, as a tool may, until something has happened elsewhere."""
+    deadline = time.monotonic() + 100
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 async def test_the_heart_keeps_a_lease_while_the_event_loop_is_blocked(tmp_path, make, claim_now):
     """A blocking tool does not cost the run its worker, however short the lease."""
-    store = SqliteStore(tmp_path / "runs.db", lease=1.5)
-    other = SqliteStore(tmp_path / "runs.db", lease=1.5)
+    store = SqliteStore(tmp_path / "runs.db", lease=6)
+    other = SqliteStore(tmp_path / "runs.db", lease=6)
     await store.open()
     await other.open()
     await store.create(make.new("r1"))
     claim = await claim_now(store)
-    time.sleep(3.2)  # noqa: ASYNC251 - the point of the test
+    end = claim.until
+    stand_still(lambda: claim.until > end + 6 or claim.lost)
     assert not claim.lost
     assert await other.claim("default", "w", 0.3) is None
     assert not claim.lost
@@ -275,14 +279,14 @@ async def test_the_heart_keeps_a_lease_while_the_event_loop_is_blocked(tmp_path,
 
 async def test_one_beat_keeps_all_leases(tmp_path, make, claim_now, until):
     """A heart with a thousand runs in hand costs one statement each third of a lease."""
-    store = SqliteStore(tmp_path / "runs.db", lease=0.6)
+    store = SqliteStore(tmp_path / "runs.db", lease=6)
     await store.open()
     for n in range(5):
         await store.create(make.new(f"r{n}"))
     claims = [await claim_now(store) for _ in range(5)]
     beats = []
     store._parts.heart._connection.set_trace_callback(beats.append)
-    await until(lambda: len([text for text in beats if text.startswith("UPDATE")]) >= 3)
+    await until(lambda: len([text for text in beats if text.startswith("UPDATE")]) >= 2)
     store._parts.heart._connection.set_trace_callback(None)
     assert all(str(claim.delivery.token) in beats[-1] for claim in claims)
     assert not any(claim.lost for claim in claims)
@@ -297,7 +301,7 @@ async def test_a_hung_process_loses_its_runs(tmp_path, make, claim_now):
     await other.open()
     await store.create(make.new("r1"))
     claim = await claim_now(store)
-    time.sleep(1.2)  # noqa: ASYNC251 - the point of the test
+    stand_still(lambda: claim.lost)
     assert claim.lost
     taken = await claim_now(other)
     assert taken.redelivered
@@ -311,18 +315,16 @@ async def test_a_hung_process_loses_its_runs(tmp_path, make, claim_now):
 
 
 async def test_a_claim_taken_away_is_lost_at_the_next_beat(tmp_path, make, claim_now, until):
-    """A worker learns from the heart that somebody else holds its run."""
-    store = SqliteStore(tmp_path / "runs.db", lease=3)
+    """A worker learns from the heart that somebody else holds its run, before its lease is over."""
+    store = SqliteStore(tmp_path / "runs.db", lease=12)
     await store.open()
     await store.create(make.new("r1"))
-    began = time.monotonic()
     claim = await claim_now(store)
     other = SqliteStore(tmp_path / "runs.db")
     await other.open()
     await other.release(make.key("r1"))
-    assert not claim.lost
     assert (await claim_now(other)).redelivered
     await until(lambda: claim.lost)
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() < claim.until
     await other.close()
     await store.close()

@@ -155,9 +155,9 @@ async def test_a_deleted_conversation_is_unknown_at_once_and_taken_away_in_steps
     deleting = asyncio.create_task(store.delete_conversation("acme", "c"))
     await asyncio.sleep(0)
     assert await writer(store, make.key("other")).add() == 1
+    assert not deleting.done()
     with pytest.raises(EngineError, match="no such run"):
         await store.head(make.key("r1"))
-    assert not deleting.done()
     await deleting
     assert store.commits - before > 6
     sound(path)

@@ -92,7 +92,7 @@ async def test_a_foreign_run_does_not_exist(store, make, writer):
     }
     for call in calls.values():
         with pytest.raises(EngineError) as refused:
-            await asyncio.wait_for(call(), 5)
+            await asyncio.wait_for(call(), 100)
         assert refused.value.reason in {"UNKNOWN_RUN", "UNKNOWN_CONVERSATION"}
     with pytest.raises(Fenced):
         await store.append(foreign, make.frame(1), 0)
