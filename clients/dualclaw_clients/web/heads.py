@@ -1,5 +1,7 @@
 """The HTTP protocol of the gateway: uvicorn's fast one, with bounds for the heads of requests."""
 
+import asyncio
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dualclaw_clients.http_heads import HEAD_LIMIT, TimedHeads
@@ -8,8 +10,16 @@ from dualclaw_clients.http_heads import HEAD_LIMIT, TimedHeads
 class BoundedHeads(TimedHeads, HttpToolsProtocol):
     """Counts what arrives until a head is whole."""
 
-    _reads_head = False
-    _head_size = 0
+    # In an instance's dict they would be too many for the one Python shares among objects of a class: 1.4 KB each.
+    __slots__ = ("_head_size", "_reads_head", "_waits")
+    _head_size: int
+    _reads_head: bool
+    _waits: asyncio.TimerHandle | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first head."""
+        self._reads_head, self._waits = False, None
+        super().connection_made(transport)
 
     def on_message_begin(self) -> None:
         """Begin to count."""

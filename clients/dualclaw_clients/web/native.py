@@ -41,14 +41,18 @@ class NativeRoutes:
         parse_query(scope, {})
         request = parse_message(RunRequest(), parse_object(await read_body(scope, receive, self._body_limit)))
         request.claw = CLAW
-        await self._stream(scope, receive, send, self._engine.run(request, token=token))
+        stream = self._engine.run(request, token=token)
+        del request  # the stream has a copy
+        await self._stream(scope, receive, send, stream)
 
     async def resume(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/runs/{run_id}/resume: answer an interrupted run; the body is protobuf JSON of ResumeRequest."""
         token = bearer_token(scope)
         request = ResumeRequest()
         await self._read_with_run_id(scope, receive, request)
-        await self._stream(scope, receive, send, self._engine.resume(request, token=token))
+        stream = self._engine.resume(request, token=token)
+        del request  # as in ``start``
+        await self._stream(scope, receive, send, stream)
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v1/runs/{run_id}/events: follow a run from ``Last-Event-ID`` (or ``?after=``) on until it is final.
@@ -96,6 +100,7 @@ class NativeRoutes:
                         await sink.open(((b"x-run-id", stream.run_id.encode()),), FIRST)
                         while events := await stream.next_batch():
                             data = encode(events)
+                            del events  # the next ones may be long in coming
                             if stream.ended:
                                 await sink.end(data)
                             elif data:

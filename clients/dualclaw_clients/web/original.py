@@ -54,6 +54,7 @@ class OriginalRoute:
                         body = b""  # it may be long, and the stream may be open for long
                         while events := await stream.next_batch():
                             data = adapter.encode(events)
+                            del events  # the next ones may be long in coming
                             if stream.ended:
                                 await sink.end(data)
                             elif data:

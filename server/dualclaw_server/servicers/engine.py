@@ -49,12 +49,15 @@ class EngineServicer(EngineServiceServicer):
         """Start a run and stream its first segment."""
 
         async def handle(call: Call) -> tuple[RunResponse, ...]:
+            nonlocal request
             accepted = validation.run_request(request)
             created = await self._runs.start(call.caller, accepted, call.trace)
             check_position(created.head, created.first_seq - 1)
             with self._runs.attached(created.head.key, starter=accepted):
                 await _name(context, created.head)
-                await self._streams.segment(context, created.head, created.first_seq)
+                segment = self._streams.segment(context, created.head, created.first_seq)
+                del request, accepted, created  # they may hold images, and the stream may be open for days
+                await segment
             return ()
 
         for nothing in await self._calls.answer(context, handle):
@@ -79,12 +82,15 @@ class EngineServicer(EngineServiceServicer):
         """Answer a run that asked and stream its next segment."""
 
         async def handle(call: Call) -> tuple[ResumeResponse, ...]:
+            nonlocal request
             validation.resume_request(request)
             created = await self._runs.resume(call.caller, request, call.trace)
             check_position(created.head, created.first_seq - 1)
             with self._runs.attached(created.head.key):
                 await _name(context, created.head)
-                await self._streams.segment(context, created.head, created.first_seq)
+                segment = self._streams.segment(context, created.head, created.first_seq)
+                del request, created  # as in Run
+                await segment
             return ()
 
         for nothing in await self._calls.answer(context, handle):
