@@ -89,6 +89,26 @@ from dualclaw.v1.run_pb2 import (
     Tool,
 )
 
+# A wrapper looks a value up in Python every time it is named, unless it is an attribute of it.
+for _enum in (
+    BusyPolicy,
+    DecisionAction,
+    DisconnectPolicy,
+    EffectClass,
+    ErrorReason,
+    InterruptKind,
+    Phase,
+    RememberScope,
+    RetryMode,
+    Role,
+    RunState,
+    Severity,
+    StepKind,
+    StopReason,
+):
+    for _name, _number in _enum.items():
+        setattr(_enum, _name, _number)
+
 __all__ = [
     "Agent",
     "AttachRequest",

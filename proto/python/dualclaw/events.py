@@ -32,7 +32,6 @@ from dualclaw.v1.event_pb2 import (
     Rewind,
     Severity,
     Step,
-    StepEvent,
     Usage,
 )
 from dualclaw.wire import INT32_MAX, from_wire, step_from_wire, time_from_text, to_wire
@@ -122,16 +121,16 @@ def make_step(
     Raises:
         ValueError: a wrong type or an unknown name; the message says which.
     """
-    step = Step(
-        kind=_named("kind", kind, names.KINDS),
-        name=_text("name", name),
-        text=_text("text", text),
-        server=_text("server", server),
-        args_json=_args("args", args),
-        result=_text("result", result),
-        call_id=_text("call_id", call_id),
-        parent_call_id=_text("parent_call_id", parent_call_id),
-    )
+    event = EngineEvent()
+    step = event.step.step  # filled where it is: a message made apart would be copied twice
+    step.kind = _named("kind", kind, names.KINDS)
+    step.name = _text("name", name)
+    step.text = _text("text", text)
+    step.server = _text("server", server)
+    step.args_json = _args("args", args)
+    step.result = _text("result", result)
+    step.call_id = _text("call_id", call_id)
+    step.parent_call_id = _text("parent_call_id", parent_call_id)
     if phase != "":
         step.phase = _named("phase", phase, names.PHASES)
     if diagnosis is not None:
@@ -142,8 +141,9 @@ def make_step(
             step.result = diagnosis_text(found)
     if node is not None:
         step.node.CopyFrom(_node(node))
-    position = None if index is None else _number("index", index)
-    return _event(EngineEvent(step=StepEvent(step=step, index=position)), meta)
+    if index is not None:
+        event.step.index = _number("index", index)
+    return _event(event, meta)
 
 
 def make_done(

@@ -68,6 +68,15 @@ def canonical_args(args: Mapping[str, object]) -> str:
     return _encode(tree) if tree and depth <= MAX_DEPTH else ""
 
 
+def canonical_args_of(text: str) -> str:
+    """Return the canonical form of an args_json text, as ``canonical_args`` of what ``parse_args`` reads; never raises.
+
+    Empty for text that is not one JSON object, as for ``{}``.
+    """
+    found = parse_args(text)
+    return _encode(found) if found else ""  # it holds clean values only, and is not too deep
+
+
 def lenient_args(args: object) -> str:
     """Return the args_json of whatever a producer sent; never raises: not an object is empty, a wrong value null."""
     if not isinstance(args, dict):

@@ -32,6 +32,7 @@ from dualclaw_server.engine.agent import AgentTool
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.chain import HOOK_GRACE
 from dualclaw_server.engine.checkpoint import CallPhase, Stage
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.interceptor import Observation
 from dualclaw_server.engine.invoke import GRACE, Invocation, tool_context
@@ -283,7 +284,7 @@ class Batch:
         message = Message(
             id=new_id(), role=Role.ROLE_TOOL, author=self._scope.agent.name, parts=[ContentPart(tool_result=result)]
         )
-        message.create_time.GetCurrentTime()
+        set_now(message.create_time)
         code = observation.diagnosis.code if observation.diagnosis is not None else ""
         if code in _UNKNOWN and tool is not None and tool.effect == "once" and not observation.not_done:
             self._trace.root.checkpoint.unknown_outcomes.append(call.args_hash)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from dualclaw import ContentPart, Message, Role, StepKind, ToolCall
-from dualclaw.json_text import canonical_args, parse_args
+from dualclaw.json_text import canonical_args_of
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.tool import KINDS, Tool
 
@@ -45,7 +46,7 @@ def adopted(
         message.create_time.CopyFrom(identity.create_time)
         used = used - {call.id for call in calls_in(identity)}
     else:
-        message.create_time.GetCurrentTime()
+        set_now(message.create_time)
     taken: set[str] = set()
     bad_arguments: dict[str, str] = {}
     for part in given.parts:
@@ -70,7 +71,7 @@ def adopted(
 def _adopted_call(call: ToolCall, tool: Tool | None, used: AbstractSet[str], taken: set[str]) -> ToolCall:
     made = ToolCall()
     made.CopyFrom(call)
-    made.args_json = canonical_args(parse_args(call.args_json))
+    made.args_json = canonical_args_of(call.args_json)
     if not call.id or call.id in used or call.id in taken:
         made.id = f"call_{new_id()}"
     taken.add(made.id)

@@ -26,6 +26,7 @@ from dualclaw.events import canonical_json
 from dualclaw_server.engine.agent import AgentTool
 from dualclaw_server.engine.call import Call
 from dualclaw_server.engine.checkpoint import Stage
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.handoff import keep_output
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.interceptor import Observation
@@ -75,7 +76,7 @@ class _Below:
         begun = state.HasField("child")
         if not begun:
             state.child.stage = Stage.STAGE_REASON
-            state.child.start_time.GetCurrentTime()
+            set_now(state.child.start_time)
         messages = self._segment.messages_of(call.id)
         self.trace = Trace(
             above.key, above.record, state.child, (), messages, agent=tool.agent.name, parent=above, call_id=call.id
@@ -85,7 +86,7 @@ class _Below:
             request = args.get("request")
             text = request if isinstance(request, str) else canonical_json(dict(args))
             message = Message(id=new_id(), role=Role.ROLE_USER, author=above.agent, parts=[ContentPart(text=text)])
-            message.create_time.GetCurrentTime()
+            set_now(message.create_time)
             self._segment.put(self.trace.put(self.trace.reserve(), message))
 
     async def run(self) -> Observation | None:

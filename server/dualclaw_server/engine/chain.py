@@ -310,6 +310,11 @@ class Chain:
             call_next = around_tool(item, call_next, withheld)
         return call_next
 
+    @property
+    def masks(self) -> bool:
+        """True when anything is masked, here or above."""
+        return bool(self._masking) or (self._above is not None and self._above.masks)
+
     def mask(self, value: T) -> T:
         """Return JSON data as events, spans and logs may show it. What cannot be masked is not shown at all."""
         masked: object = value
@@ -331,6 +336,8 @@ class Chain:
     def _steps(self, hooks: Sequence[str], *, reverse: bool = False) -> list[_Step]:
         """Return who has which of these hooks, in order; of one interceptor in the order of ``hooks``."""
         steps = [(place, item, hook) for hook in hooks for place, item in self._having[hook]]
+        if len(steps) < 2:
+            return steps
         return sorted(steps, key=lambda step: -step[0] if reverse else step[0])
 
     async def _start(
@@ -347,6 +354,9 @@ class Chain:
         Where the value of a Replace is used (``take`` is given it), guards further on are called all the same, for
         nobody has checked it yet.
         """
+        if not self.all:
+            reached(0)
+            return None
         replaced: Replace | None = None
         for place, item, hook in self._steps(hooks, reverse=reverse):
             if replaced is not None and not item.guard:

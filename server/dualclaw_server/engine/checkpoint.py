@@ -22,6 +22,10 @@ from dualclaw.checkpoint.v1.checkpoint_pb2 import (
     Stage,
 )
 
+for _enum in (CallPhase, Stage):  # as the contract does with its own
+    for _name, _number in _enum.items():
+        setattr(_enum, _name, _number)
+
 FORMAT = 1
 """The format this engine writes."""
 _BEGUN = frozenset({CallPhase.CALL_PHASE_STARTED, CallPhase.CALL_PHASE_ENDED})

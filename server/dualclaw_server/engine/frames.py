@@ -69,7 +69,7 @@ class FrameWriter:
         view: the fold of every event so far; kept up to date.
         epoch: epoch of this claim, one above the last.
         version: the log's version.
-        envelope: an event without seq and payload, whose other fields go on every event.
+        envelope: an event without seq and payload, whose other fields (trace, tenant, claw, run) go on every event.
         pace: the process's.
 
     ``on_failure`` may be set: it is called once, on the event loop, when an append fails.
@@ -91,7 +91,7 @@ class FrameWriter:
         self.view = view
         self._epoch = epoch
         self._version = version
-        self._envelope = envelope
+        self._envelope = envelope.trace_id, envelope.tenant_id, envelope.claw, envelope.run_id
         self._piece = EngineEvent()
         self._piece.CopyFrom(envelope)
         self.on_failure: Callable[[BaseException], None] = _ignore
@@ -149,7 +149,7 @@ class FrameWriter:
     def _add_event(self, event: EngineEvent) -> None:
         self._check()
         self.seal()
-        event.MergeFrom(self._envelope)
+        event.trace_id, event.tenant_id, event.claw, event.run_id = self._envelope
         self._seal_event(event)
 
     def commit(
@@ -205,6 +205,7 @@ class FrameWriter:
     def close(self) -> None:
         """Write nothing more; what waits is dropped. For a run that is handed over or lost."""
         self._fail(StoreError("the writer is closed"), tell=False)
+        self.on_failure = _ignore
 
     # How it works
 

@@ -27,6 +27,7 @@ from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.answering import Answering, busy
 from dualclaw_server.engine.caller import Caller, TraceParent
 from dualclaw_server.engine.checkpoint import FORMAT, CancelSignal, RunRecord, Signal
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.ids import new_id
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.presence import PATIENCE, Presence
@@ -151,7 +152,7 @@ class Runner:
         accepted.conversation_id = request.conversation_id or new_id()
         accepted.message.id = new_id()
         accepted.message.role = Role.ROLE_USER
-        accepted.message.create_time.GetCurrentTime()
+        set_now(accepted.message.create_time)
         record = RunRecord(
             format=FORMAT,
             request=accepted,

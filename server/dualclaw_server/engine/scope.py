@@ -314,6 +314,8 @@ class Scope:
 
     def shown_args(self, call: Call) -> str:
         """Return a call's arguments as people may see them, canonical."""
+        if not self.chain.masks:
+            return call.state.call.args_json
         return canonical_args(self.chain.mask(dict(call.args)))
 
     def obey(self, outcome: Outcome | None) -> None:

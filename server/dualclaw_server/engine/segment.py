@@ -27,6 +27,7 @@ from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.agreement import Shown, Withdraw
 from dualclaw_server.engine.checkpoint import Stage
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.handoff import keep_output
 from dualclaw_server.engine.ids import new_id
@@ -214,7 +215,7 @@ class Segment:
     def close_turn(self, trace: Trace, text: str) -> str:
         """Add an agent's own closing message to its conversation and return its id."""
         message = Message(id=new_id(), role=Role.ROLE_ASSISTANT, author=trace.agent, parts=[ContentPart(text=text)])
-        message.create_time.GetCurrentTime()
+        set_now(message.create_time)
         self.put(trace.put(trace.reserve(), message))
         return message.id
 
@@ -275,13 +276,18 @@ class Segment:
         expiry = questions.next_expiry(self.trace.checkpoint)
         if expiry is not None:  # before the frame: a timer too many does nothing, one too few would wait for ever
             await self._store.wake(self.trace.key, expiry)
-        self.trace.checkpoint.park_time.GetCurrentTime()
+        set_now(self.trace.checkpoint.park_time)
         self.writer.event(make_interrupt(items))
         self._write_done(StopReason.STOP_REASON_INTERRUPTED)
         self._run.stop_reason = StopReason.STOP_REASON_INTERRUPTED
         del self._run.interrupts[:]
         self._run.interrupts.extend(items)
         await self._commit_end(RunState.RUN_STATE_INTERRUPTED)
+
+    def close(self) -> None:
+        """Write nothing more, and let go of what holds on to this: a run's memory is free when its segment ends."""
+        self.writer.close()
+        del self.scope
 
     def rewind(self, text: str, reasoning: str, reason: str, attempt: int) -> None:
         """Tell clients that the segment's text is now exactly this."""

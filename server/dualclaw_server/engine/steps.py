@@ -45,11 +45,10 @@ def announce(scope: Scope, call: Call, diagnosis: Diagnosis | None = None) -> No
 def step(scope: Scope, call: Call, phase: str, result: str = "", diagnosis: Diagnosis | None = None) -> EngineEvent:
     """Return the event of a call's step."""
     state = call.state
-    return make_step(
+    event = make_step(
         _NAMES[state.call.kind],
         name=call.name,
         server=state.call.server,
-        args=scope.chain.mask(dict(call.args)),
         result=result,
         phase=phase,
         index=state.index,
@@ -58,6 +57,8 @@ def step(scope: Scope, call: Call, phase: str, result: str = "", diagnosis: Diag
         call_id=call.id,
         parent_call_id=scope.trace.call_id,
     )
+    event.step.step.args_json = scope.shown_args(call)
+    return event
 
 
 def thought(scope: Scope, text: str, index: int, *, call: Call | None = None) -> EngineEvent:

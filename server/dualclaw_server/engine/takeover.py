@@ -21,6 +21,7 @@ from dualclaw.fold import RunView
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.checkpoint import Checkpoint, RunRecord, Stage
+from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.ids import new_trace_id
 from dualclaw_server.engine.inbox import find_cancel, resumes_in
@@ -65,7 +66,7 @@ class Takeover:
             checkpoint.segment, checkpoint.segment_first_seq = 1, 1
             checkpoint.trace_id = record.trace_id
             checkpoint.stage = Stage.STAGE_REASON
-            checkpoint.start_time.GetCurrentTime()
+            set_now(checkpoint.start_time)
         elif parked:
             checkpoint.segment += 1
             checkpoint.segment_first_seq = head.last_seq + 1

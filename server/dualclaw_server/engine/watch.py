@@ -43,9 +43,12 @@ class Watch:
 
     def set_clock(self) -> None:
         """Count the time anew: another agent is in control, or another limit holds."""
+        due = self._loop.time() + max(0.0, self._segment.seconds_left())
         if self._timer is not None:
+            if self._timer.when() <= due:  # it finds out that there is time left
+                return
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, self._segment.seconds_left()), self._time)
+        self._timer = self._loop.call_at(due, self._time)
 
     def signal(self) -> None:
         """Something has reached the run's inbox."""
@@ -65,6 +68,7 @@ class Watch:
             self._reading.cancel()
 
     def _time(self) -> None:
+        self._timer = None
         if self._segment.seconds_left() > 0:
             self.set_clock()
         else:

@@ -269,7 +269,7 @@ class Worker:
         try:
             await self._drive(segment, work, unread, begins=begins)
         finally:
-            segment.writer.close()
+            segment.close()
         return None
 
     async def _drive(self, segment: Segment, work: _Work, unread: Sequence[InboxSignal], *, begins: bool) -> None:

@@ -49,7 +49,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dualclaw import ToolCall
-from dualclaw.events import canonical_json, clean_text, parse_args
+from dualclaw.events import clean_text, parse_args
+from dualclaw.json_text import canonical_args_of
 
 _PLAIN = re.compile(r'[^"\\]+')
 _STRUCTURE = re.compile(r'["{}\[\]]')
@@ -331,5 +332,7 @@ def _read_arguments(text: str, *, cut: bool) -> tuple[str, str | None]:
     """Return (args_json, None), or ("", the raw text) when it is not one JSON object."""
     if text.strip() in ("", "null"):
         return ("", clean_text(text)) if cut else ("{}", None)
-    found = read_object(text)
-    return ("", clean_text(text)) if found is None else (canonical_json(found), None)
+    canonical = canonical_args_of(text)
+    if canonical:
+        return canonical, None
+    return ("", clean_text(text)) if read_object(text) is None else ("{}", None)
