@@ -121,6 +121,8 @@ class _Below:
             else:
                 log.exception("sub-agent %s failed", self._agent.name)
                 failed = failure("TOOL_FAILED", summary, detail=type(error).__name__, error=error)
+        finally:
+            self.trace.services = None  # its scope holds the trace: together they would be garbage for long
         if inner is not None and self.trace.checkpoint.calls:
             inner.close_calls(self._agent.texts.ended_early)
         return failed

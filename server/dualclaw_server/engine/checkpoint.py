@@ -35,15 +35,19 @@ class UnreadableState(Exception):
     """Saved state that this engine cannot read: newer than it, or damaged. The run must be left alone."""
 
 
+class DamagedState(UnreadableState):
+    """Saved state that no engine can read."""
+
+
 def load_record(data: bytes) -> RunRecord:
-    """Return a run's record. Raises UnreadableState."""
+    """Return a run's record. Raises UnreadableState, DamagedState."""
     record = RunRecord()
     _parse(record, data, "run record")
     return record
 
 
 def load_checkpoint(data: bytes) -> Checkpoint:
-    """Return a checkpoint; a fresh one from no bytes. Raises UnreadableState."""
+    """Return a checkpoint; a fresh one from no bytes. Raises UnreadableState, DamagedState."""
     checkpoint = Checkpoint()
     if data:
         _parse(checkpoint, data, "checkpoint")
@@ -54,18 +58,18 @@ def load_checkpoint(data: bytes) -> Checkpoint:
 
 
 def load_signal(data: bytes) -> Signal:
-    """Return a signal from an inbox. Raises UnreadableState."""
+    """Return a signal from an inbox. Raises DamagedState."""
     try:
         return Signal.FromString(data)
     except DecodeError:
-        raise UnreadableState("a signal in the inbox is damaged") from None
+        raise DamagedState("a signal in the inbox is damaged") from None
 
 
 def _parse(message: RunRecord | Checkpoint, data: bytes, what: str) -> None:
     try:
         message.ParseFromString(data)
     except DecodeError:
-        raise UnreadableState(f"the {what} is damaged") from None
+        raise DamagedState(f"the {what} is damaged") from None
     if message.format > FORMAT:
         raise UnreadableState(
             f"the {what} has format {message.format}, this engine knows up to {FORMAT}: a newer engine must take it"
@@ -80,6 +84,7 @@ __all__ = [
     "Checkpoint",
     "Context",
     "ContextItem",
+    "DamagedState",
     "Plan",
     "Question",
     "ResumeSignal",

@@ -285,8 +285,9 @@ class Segment:
         await self._commit_end(RunState.RUN_STATE_INTERRUPTED)
 
     def close(self) -> None:
-        """Write nothing more, and let go of what holds on to this: a run's memory is free when its segment ends."""
+        """Write nothing more, and undo what would be a cycle: a run's memory is free when its segment ends."""
         self.writer.close()
+        self.trace.services = None
         del self.scope
 
     def rewind(self, text: str, reasoning: str, reason: str, attempt: int) -> None:

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -20,7 +21,15 @@ from dualclaw import EngineEvent, Run, RunResponse, RunState
 from dualclaw.fold import RunView
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
-from dualclaw_server.engine.checkpoint import Checkpoint, RunRecord, Stage
+from dualclaw_server.engine.checkpoint import (
+    FORMAT,
+    Checkpoint,
+    DamagedState,
+    RunRecord,
+    Stage,
+    load_checkpoint,
+    load_record,
+)
 from dualclaw_server.engine.clock import set_now
 from dualclaw_server.engine.frames import FrameWriter
 from dualclaw_server.engine.ids import new_trace_id
@@ -29,11 +38,33 @@ from dualclaw_server.engine.interceptor import Interceptor
 from dualclaw_server.engine.lease import Lease
 from dualclaw_server.engine.model import ChatModel
 from dualclaw_server.engine.pace import Pace
+from dualclaw_server.engine.salvage import salvage
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.store import Claim, Head, Loaded, RunMessage, RunStore
 from dualclaw_server.engine.tool import ToolOutput
 from dualclaw_server.engine.trace import ASIDE, Trace
+
+log = logging.getLogger(__name__)
+
+
+def read_state(loaded: Loaded) -> tuple[RunRecord, Checkpoint]:
+    """Return what is saved of a run.
+
+    In the place of a damaged checkpoint there is an empty one when the run is to end, for else nobody could ever end
+    it; ``take`` fills it from the log.
+
+    Raises:
+        UnreadableState: a newer engine wrote it, or it is damaged and the run is not to end.
+    """
+    record = load_record(loaded.record)
+    try:
+        return record, load_checkpoint(loaded.checkpoint)
+    except DamagedState as damaged:
+        if find_cancel(loaded.unread) is None:
+            raise
+        log.warning("run %s is cancelled, though %s", loaded.head.key.run_id, damaged)
+        return record, Checkpoint(format=FORMAT, trace_id=record.trace_id)
 
 
 class Takeover:
@@ -62,6 +93,8 @@ class Takeover:
         view, text, reasoning = await self._fold(head, loaded.checkpoint_seq)
         cancel = find_cancel(loaded.unread)
         parked = head.state == RunState.RUN_STATE_INTERRUPTED
+        if loaded.checkpoint and not checkpoint.segment:
+            salvage(checkpoint, loaded, view)
         if not loaded.checkpoint:
             checkpoint.segment, checkpoint.segment_first_seq = 1, 1
             checkpoint.trace_id = record.trace_id

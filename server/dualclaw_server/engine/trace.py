@@ -8,7 +8,6 @@ root's. Nothing here knows how events are written.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,7 +78,8 @@ class Trace:
         """
         self.context_window: int = parent.context_window if parent is not None else 128_000
         """Tokens that the model of this run can take, input and output together."""
-        self._services: weakref.ref[Services] | None = parent._services if parent is not None else None
+        self.services: Services | None = parent.services if parent is not None else None
+        """What is around the agent; None before it is opened and once it has ended."""
         self.limits: Limits | None = None
         """Limits of the agent in this segment; None until its shape is made."""
         self.mask: Callable[[object], object] = _as_it_is
@@ -105,15 +105,6 @@ class Trace:
     def root(self) -> Trace:
         """The trace at the run's root; this one if it is that."""
         return self if self.parent is None else self.parent.root
-
-    @property
-    def services(self) -> Services | None:
-        """What is around the agent; None before it is opened and once it has ended."""
-        return self._services() if self._services is not None else None
-
-    @services.setter
-    def services(self, services: Services) -> None:
-        self._services = weakref.ref(services)  # it holds this trace, and together they would be garbage for long
 
     @property
     def conversation_id(self) -> str:

@@ -33,7 +33,7 @@ from dualclaw.errors import EngineError
 from dualclaw_server.engine import questions
 from dualclaw_server.engine.agent import Agent
 from dualclaw_server.engine.backoff import FIRST, MISSING_MOST, Backoff
-from dualclaw_server.engine.checkpoint import CallPhase, UnreadableState, load_checkpoint, load_record
+from dualclaw_server.engine.checkpoint import CallPhase, UnreadableState
 from dualclaw_server.engine.inbox import find_cancel, is_due, resumes_in
 from dualclaw_server.engine.lease import LeaseLost
 from dualclaw_server.engine.model import ChatModel
@@ -43,7 +43,7 @@ from dualclaw_server.engine.resume import take_answers
 from dualclaw_server.engine.scope import Scope
 from dualclaw_server.engine.segment import Segment
 from dualclaw_server.engine.store import FINAL, Claim, Fenced, InboxSignal, RunKey, RunStore, StoreError
-from dualclaw_server.engine.takeover import Takeover
+from dualclaw_server.engine.takeover import Takeover, read_state
 from dualclaw_server.engine.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class Worker:
         loaded = await self._store.load(claim.key)
         if loaded.head.state in FINAL:
             return None
-        record, checkpoint = load_record(loaded.record), load_checkpoint(loaded.checkpoint)
+        record, checkpoint = read_state(loaded)
         now = time.time()
         if loaded.head.state != RunState.RUN_STATE_RUNNING and not is_due(loaded, checkpoint, now):
             expiry = questions.next_expiry(checkpoint)
