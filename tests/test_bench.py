@@ -8,6 +8,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -222,7 +223,30 @@ async def test_what_a_server_refuses_fails_the_measurement(tmp_path: Path) -> No
             await child.stop()
 
 
+async def test_the_floor_gives_the_answer_the_provider_gave(tmp_path: Path) -> None:
+    """All of its text, at once or token by token, through two processes; nobody is the least by leaving text out."""
+    async with Stage(tmp_path, lambda text: None) as stage:
+        floor = await stage.floor()
+        for pace in (0, 5):
+            spent = await whole(stage, floor, runs=4, tokens=23, pace=pace)
+            assert spent.events >= 4
+        assert set(spent.cpu) == {"floor", "floor-gateway"}
+
+
 # What comes out
+
+
+def test_the_floor_is_shown_and_decides_nothing(tmp_path: Path) -> None:
+    """Beside the goal in the text and the picture; a goal that is missed is missed."""
+    missed = replace(case("64 runs", Goal(0.1), "agno", "ms/run", [4.0], [10.0]), floor=2.5)
+    results = [(ROWS[0], Report([missed]))]
+    assert missed.verdict == "not met"
+    console = Console(record=True, width=180, file=(tmp_path / "out").open("w"))
+    report.show(console, results, {})
+    console.file.close()
+    assert "64 runs, floor: 2.5 ms/run, 0.25x of agno; ours is 1.6 times the floor" in console.export_text()
+    assert "#8c959f" in picture.draw(results)
+    assert "#8c959f" not in picture.draw([(ROWS[0], Report([replace(missed, floor=0.0)]))])
 
 
 def test_pins_name_versions_and_no_place() -> None:

@@ -8,6 +8,7 @@ from tests.bench.report import Results, interval, verdict_on_machine
 
 LEFT, WIDTH, RIGHT, LINE = 470, 480, 190, 22
 _FILL = {"met": "#1a7f37", "not met": "#cf222e", "too noisy": "#9a6700"}
+_TITLE = "Ratio of ours to theirs, with its 95 % interval; the blue bar is the goal, the grey one the floor"
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
@@ -28,7 +29,8 @@ class _Axis:
 def draw(results: Results) -> str:
     """Return the picture as SVG; a row that was not measured is there and says so."""
     cases = [case for _, report in results for case in report.cases]
-    axis = _Axis([value for case in cases for value in (case.ratio.low, case.ratio.high, case.goal.bound)])
+    floors = [case.floor / case.theirs for case in cases if case.floor]
+    axis = _Axis([*floors, *(value for c in cases for value in (c.ratio.low, c.ratio.high, c.goal.bound))])
     parts: list[str] = []
     top = 50
     for row, report in sorted(results, key=lambda result: result[0].number):
@@ -50,7 +52,7 @@ def draw(results: Results) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
     return "\n".join(
         [head, "<title>Ours to theirs, by row</title>", f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-         _text(10, 20, "Ratio of ours to theirs, with its 95 % interval; the bar across is the goal", weight="600"),
+         _text(10, 20, _TITLE, weight="600"),
          *parts, "</svg>", ""]
     )  # fmt: skip
 
@@ -68,8 +70,10 @@ def _scale(axis: _Axis, bottom: int) -> list[str]:
 def _case(axis: _Axis, case: Case, top: int) -> str:
     ratio, colour, middle = case.ratio, _FILL[case.verdict], top - 4
     goal = axis.at(case.goal.bound)
+    floor = axis.at(case.floor / case.theirs)
     return "".join(
         [
+            _line(floor, middle - 5, floor, middle + 5, "#8c959f", width=3) if case.floor else "",
             _text(24, top, f"{case.label}, vs {case.against}"),
             _line(axis.at(ratio.low), middle, axis.at(ratio.high), middle, colour, width=3),
             f'<circle cx="{axis.at(ratio.value):.1f}" cy="{middle}" r="4" fill="{colour}"/>',

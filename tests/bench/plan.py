@@ -75,6 +75,8 @@ class Case:
     """What "theirs" is."""
     ratio: Ratio
     goal: Goal
+    floor: float = 0.0
+    """What the least that this stack can do takes; 0: not asked. It says how near the goal is, and decides nothing."""
 
     @property
     def verdict(self) -> Verdict:

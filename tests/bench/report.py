@@ -32,6 +32,13 @@ def interval(case: Case) -> str:
     return f"{number(ratio.value)}x [{number(ratio.low)} .. {number(ratio.high)}]"
 
 
+def above_floor(case: Case) -> str:
+    """Say what the least is that this stack can do, and how far above it ours is."""
+    floor = case.floor
+    least = f"{number(floor)} {case.unit}, {number(floor / case.theirs)}x of {case.against}"
+    return f"floor: {least}; ours is {number(case.ours / floor)} times the floor"
+
+
 def show(console: Console, results: Results, missing: Mapping[str, str]) -> None:
     """Print the table, what is to be known beside it, and whether the machine was quiet enough."""
     table = Table(box=box.SIMPLE_HEAD, title="ratio: ours to theirs, median of pairs with its 95 % interval")
@@ -41,6 +48,9 @@ def show(console: Console, results: Results, missing: Mapping[str, str]) -> None
         _add(table, row, report)
     console.print(table)
     for row, report in results:
+        for case in report.cases:
+            if case.floor:
+                console.print(Text(f"  {row.number}: {case.label}, {above_floor(case)}", style="dim"))
         for note in dict.fromkeys(report.notes):
             console.print(Text(f"  {row.number}: {note}", style="dim"))
     for name, reason in missing.items():

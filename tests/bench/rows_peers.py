@@ -2,7 +2,8 @@
 
 A peer's server is all there is of it; ours is engine and gateway, for that is what gives a browser the same stream.
 Each row first measures every peer once or a few times. The two that need least are measured in turns with ours, and the
-better of them is what we are compared with: the first look alone would take the lucky one for the best.
+better of them is what we are compared with: the first look alone would take the lucky one for the best. The floor is
+measured beside them.
 """
 
 import statistics
@@ -65,9 +66,10 @@ async def _whole_runs(stage: Stage, plan: Plan, report: Report, cases: Sequence[
 
     few = replace(cases[0], runs=plan.at_most(16))
     peers = await _contenders(stage, report, lambda target: each(target, few), "ms/run")
+    floor = await stage.floor()
     for wanted in (replace(given, runs=plan.at_most(given.runs)) for given in cases):
         parts.clear()
-        sides = await in_turns(plan.long_pairs, *(partial(each, target, wanted) for target in (web, *peers)))
+        sides = await in_turns(plan.long_pairs, *(partial(each, target, wanted) for target in (web, floor, *peers)))
         report.cases.append(_against_best(str(wanted), goal, "ms/run", peers, *sides))
         shares = {name: statistics.median(part[name] for part in parts) / wanted.runs * _MILLI for name in parts[0]}
         report.notes.append(f"{wanted}, ours: " + ", ".join(f"{name} {value:.2f} ms" for name, value in shares.items()))
@@ -86,32 +88,34 @@ async def first_text(stage: Stage, plan: Plan, report: Report) -> None:
             return statistics.median([await wait(target, runs) for _ in range(_LOOKS if runs == 1 else 1)])
 
         peers = await _contenders(stage, report, look, "ms")
-        sides = await in_turns(pairs, *(partial(wait, target) for target in (web, *peers)))
+        sides = await in_turns(pairs, *(partial(wait, target) for target in (web, await stage.floor(), *peers)))
         label = "1 run" if runs == 1 else f"{runs} runs, their median"
         report.cases.append(_against_best(label, goal, "ms", peers, *sides))
 
 
 async def memory(stage: Stage, plan: Plan, report: Report) -> None:
     """Row 7: the memory of an open run, as what every further batch of open runs adds to the processes."""
-    web, peers = await stage.web(), await stage.peers()
+    web, floor, peers = await stage.web(), await stage.floor(), await stage.peers()
     client = await stage.load()
     grown: dict[str, list[float]] = {}
     tokens, pace = _STAYS
     for batch in range(plan.pairs + 1):
-        for target in (web, *peers.values()):
+        for target in (web, floor, *peers.values()):
             before = _memory(target)
             await client.do("hold", {**target.ask, "runs": plan.batch, "tokens": tokens, "pace": pace})
             await rest(target)
             if batch:  # the first one loads code and fills pools
                 grown.setdefault(target.name, []).append((_memory(target) - before) / plan.batch / 1024)
     await client.do("release", {"provider": await stage.provider()})
-    for target in (web, *peers.values()):
+    for target in (web, floor, *peers.values()):
         await rest(target)
-    medians = {name: statistics.median(values) for name, values in grown.items() if name != web.name}
+    medians = {name: statistics.median(grown[name]) for name in peers}
     best = min(medians, key=medians.__getitem__)
     _note_all(report, medians, "KB/run")
     label = f"{plan.pairs} times {plan.batch} runs more"
-    report.cases.append(case(label, Goal(0.4), best, "KB/run", grown[web.name], grown[best]))
+    report.cases.append(
+        _against_best(label, Goal(0.4), "KB/run", [peers[best]], grown[web.name], grown[floor.name], grown[best])
+    )
 
 
 def _memory(target: Target) -> int:
@@ -129,11 +133,18 @@ async def _contenders(
 
 
 def _against_best(
-    label: str, goal: Goal, unit: str, peers: Sequence[Target], ours: Sequence[float], *theirs: Sequence[float]
+    label: str,
+    goal: Goal,
+    unit: str,
+    peers: Sequence[Target],
+    ours: Sequence[float],
+    floor: Sequence[float],
+    *theirs: Sequence[float],
 ) -> Case:
     medians = [statistics.median(values) for values in theirs]
     best = medians.index(min(medians))
-    return case(label, goal, peers[best].name, unit, ours, theirs[best])
+    found = case(label, goal, peers[best].name, unit, ours, theirs[best])
+    return replace(found, floor=statistics.median(floor))
 
 
 def _note_all(report: Report, found: Mapping[str, float], unit: str) -> None:

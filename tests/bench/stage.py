@@ -85,10 +85,15 @@ class Stage:
 
     async def raw_gateway(self) -> Target:
         """Return the raw gateway; only its own CPU counts."""
-        raw = await self.raw()
-        command = [sys.executable, "-m", "uvicorn", "tests.bench.raw_gateway:app", "--port", "0", "--no-access-log"]
-        gateway = await self._child("raw-gateway", [*command, "--lifespan", "off"], {"BENCH_RAW": raw.address})
+        gateway = await self._raw_gateway("raw-gateway", (await self.raw()).address)
         return Target("raw ASGI and grpc.aio", "raw-http", f"{gateway.address}/", (gateway,))
+
+    async def floor(self) -> Target:
+        """Return the raw gateway before the least of an engine; the CPU of both counts."""
+        settings = {"BENCH_PROVIDER": await self.provider()}
+        server = await self._child("floor", [sys.executable, "-m", "tests.bench.floor"], settings)
+        gateway = await self._raw_gateway("floor-gateway", server.address)
+        return Target("floor", "raw-http", f"{gateway.address}/", (server, gateway))
 
     async def engine(self, store: str = "sqlite", use: str = "", **more: str) -> Target:
         """Return an engine with a store of its own; another ``use`` is another engine, ``more`` are settings of it."""
@@ -154,6 +159,10 @@ class Stage:
             self._say(f"{name} does not answer: {error}")
             return
         found[name] = target
+
+    async def _raw_gateway(self, name: str, address: str) -> Child:
+        command = [sys.executable, "-m", "uvicorn", "tests.bench.raw_gateway:app", "--port", "0", "--no-access-log"]
+        return await self._child(name, [*command, "--lifespan", "off"], {"BENCH_RAW": address})
 
     async def _module(self, name: str, module: str) -> Child:
         return await self._child(name, [sys.executable, "-m", module], {})

@@ -220,7 +220,7 @@ async def test_who_was_overtaken_settles_nothing(processes, make, claim_now):
         await first.create(make.new(name))
         claim = await claim_now(first)
         assert await second.release(make.key(name))
-        taken = await claim_now(second, 10)
+        taken = await claim_now(second)
         assert taken.key == claim.key
         claim._lost, claim.until = False, time.monotonic() + 60  # it believes otherwise
         await settle(claim)
@@ -228,7 +228,7 @@ async def test_who_was_overtaken_settles_nothing(processes, make, claim_now):
         assert found.worker == "worker"
         assert not taken.lost
         await taken.nak(0)
-        assert (await claim_now(first, 10)).key == claim.key
+        assert (await claim_now(first)).key == claim.key
 
 
 async def test_a_run_that_stays_in_a_process_is_worked_on_with_few_questions(processes, make, writer, claim_now):
@@ -260,7 +260,7 @@ async def test_a_signal_of_another_process_is_not_lost_to_what_the_worker_knew(p
     await other.signal(claim.key, b"text", "s1")
     await log.park("q", asks=("i1",))
     await claim.ack()
-    again = await claim_now(worker, 10)
+    again = await claim_now(worker)
     assert again.key == claim.key
     assert [one.body for one in (await worker.load(again.key)).unread] == [b"text"]
 
