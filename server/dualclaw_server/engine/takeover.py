@@ -7,7 +7,9 @@ Rules
   faster: its first model call may turn out to be for nothing, but a tool starts after a frame of its own.
 - A run that had already begun is recovered: the log is folded up to its checkpoint, and text beyond it is withdrawn
   by one rewind.
-- A parked run begins a new segment; the time it was parked is not counted as its own.
+- A parked run begins a new segment.
+- A run's wall time is time that somebody worked on it. While it is parked it stands still, and from the last frame of
+  whoever worked on it to its takeover: an engine that was away for an hour does not use up the time of its runs.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from dualclaw import EngineEvent, Run, RunResponse, RunState
 from dualclaw.fold import RunView
@@ -107,9 +111,12 @@ class Takeover:
             checkpoint.switches.clear()
             resumed = next((resume.trace_id for _, resume in resumes_in(loaded.unread)), "")
             checkpoint.trace_id = (cancel.trace_id if cancel is not None else resumed) or new_trace_id()
-            _start_clock_again(checkpoint)
+            if checkpoint.HasField("park_time"):
+                _leave_out(checkpoint, checkpoint.park_time)
+                checkpoint.ClearField("park_time")
         else:
             checkpoint.recoveries += 1
+            _leave_out(checkpoint, head.run.update_time)
         begins = parked or (checkpoint.segment > 1 and head.last_seq < checkpoint.segment_first_seq)
         history = await self._store.history(key.tenant, record.request.conversation_id, key.run_id)
         trace = Trace.of_run(loaded, record, checkpoint, history)
@@ -173,14 +180,12 @@ def _stand_in(name: str) -> Agent:
     return Agent(name, interceptors=[_Withhold()])
 
 
-def _start_clock_again(checkpoint: Checkpoint) -> None:
-    """Leave the time a run was parked out of its wall time."""
-    if checkpoint.HasField("park_time"):
-        parked = time.time() - checkpoint.park_time.ToMilliseconds() / 1000
-        below = (state.child for state in questions.calls_below(checkpoint) if state.HasField("child"))
-        for clock in (checkpoint.start_time, *(child.start_time for child in below)):
-            clock.FromMilliseconds(clock.ToMilliseconds() + int(max(0.0, parked) * 1000))
-        checkpoint.ClearField("park_time")
+def _leave_out(checkpoint: Checkpoint, since: Timestamp) -> None:
+    """Leave the time since a moment out of a run's wall time."""
+    gone = max(0, time.time_ns() // 1_000_000 - since.ToMilliseconds())
+    below = (state.child for state in questions.calls_below(checkpoint) if state.HasField("child"))
+    for clock in (checkpoint.start_time, *(child.start_time for child in below)):
+        clock.FromMilliseconds(clock.ToMilliseconds() + gone)
 
 
 def _copy(run: Run) -> Run:

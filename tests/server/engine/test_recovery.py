@@ -1,6 +1,7 @@
 """A run goes on where its checkpoint says, whoever takes it over: nothing finished is done twice."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -9,7 +10,7 @@ import pytest
 
 from dualclaw import RunState, StopReason
 from dualclaw_server.engine import worker as worker_module
-from dualclaw_server.engine.agent import Agent
+from dualclaw_server.engine.agent import Agent, Limits
 from dualclaw_server.engine.checkpoint import FORMAT, Checkpoint
 from dualclaw_server.engine.runner import Runner
 from dualclaw_server.engine.store import Created, Frame, RunKey, RunStore
@@ -204,6 +205,27 @@ async def test_a_worker_without_the_agent_puts_the_run_back(store: RunStore, cap
     await store.wake(started.head.key, 0)
     async with at_work(store, Agent("a"), WHOLE) as engine:
         assert (await engine.read(started)).last.done.content == "a whole answer"
+
+
+async def test_time_in_which_nobody_worked_is_not_the_runs_own() -> None:
+    """An outage longer than the wall time leaves a run what it had left of it."""
+    away = 1000.0
+    store = MemoryStore(clock=lambda: time.time() - away)
+    await store.open()
+    agent = Agent("a", limits=Limits(wall_time=600))
+    async with at_work(store, agent, HANG) as engine:
+        started = await engine.start("go")
+        await engine.wait_for(started.head.key, bool)
+    checkpoint = Checkpoint.FromString((await store.load(started.head.key)).checkpoint)
+    checkpoint.start_time.FromMilliseconds(checkpoint.start_time.ToMilliseconds() - int(away * 1000))
+    await append_raw(store, started.head.key, checkpoint.SerializeToString())
+    away = 0.0
+    slow = {"when": {"step": 0}, "say": [{"text": "a whole answer", "chunk": 5, "delay": 0.1}]}
+    async with at_work(store, agent, slow) as engine:
+        ended = await engine.read(started)
+    assert ended.last.done.stop_reason == StopReason.STOP_REASON_FINISHED
+    assert ended.last.done.content.endswith("a whole answer")
+    await store.close()
 
 
 async def append_raw(store: RunStore, key: RunKey, checkpoint: bytes) -> None:
