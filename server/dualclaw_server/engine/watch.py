@@ -92,6 +92,9 @@ class Watch:
         except Exception as error:
             if not self._end.done():
                 self._end.set_exception(error)
+            else:
+                run = self._segment.trace.key.run_id
+                log.warning("the inbox of run %s cannot be read, and its work is over: %r", run, error)
 
     def _settle(self, end: End) -> None:
         if not self._end.done():

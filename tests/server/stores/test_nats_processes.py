@@ -197,6 +197,18 @@ async def test_a_signal_reaches_the_worker_in_another_process(stores, make, clai
     assert [signal.signal_id for signal in (await worker.load(claim.key)).unread] == ["s", "t"]
 
 
+async def test_each_signal_whose_note_was_lost_is_heard_of(stores, make, claim_now):
+    """A run at work for hours gets more than one; the last of them may be the cancel."""
+    api, worker = await stores(), await stores()
+    reached = asyncio.Queue()
+    worker.on_signal(reached.put_nowait)
+    await api.create(make.new("r1"))
+    claim = await claim_now(worker)
+    for name in ("a", "b", "c"):
+        await api._parts.commands.signal(claim.key, b"x", name)
+        assert await asyncio.wait_for(reached.get(), 100) == claim.key
+
+
 async def test_a_release_by_another_process_ends_the_claim(stores, make, claim_now, until):
     """At once by a note, and at the next heartbeat without one."""
     api, worker = await stores(), await stores()

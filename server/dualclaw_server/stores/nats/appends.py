@@ -253,7 +253,7 @@ class _Append:
         if state == INTERRUPTED or state in FINAL:
             conversation = await turns.conversation_of(tx, key.tenant, doc.conversation)
             if conversation is not None:
-                await turns.show(tx, doc, conversation, await turns.read_messages(tx, key) | brought)
+                await turns.show(tx, doc, conversation, await turns.read_messages(tx, run) | brought)
                 conversation.updated = now
                 if state in FINAL:
                     await turns.leave(tx, doc, conversation, now)

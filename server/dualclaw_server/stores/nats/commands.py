@@ -95,7 +95,6 @@ class Commands:
         )
         message = new.message.SerializeToString()
         record = RecordDoc(cut=len(new.record), request=new.request_id and token(new.request_id))
-        await tx.put(tx.subjects.run(key, "rec"), record, new.record + message)
         await self._remember(tx, key, new.request_id, 1, new.fingerprint)
         if conversation.active is None:
             tx.presume_none(tx.subjects.run(key, "work"))
@@ -106,6 +105,8 @@ class Commands:
         signalled = [rival for rival in keys if await self._signal_rival(tx, rival, new, now)]
         info = new.run.SerializeToString()
         await turns.store_conversation(tx, tenant, conversation)
+        # One right behind the other: so the document tells which record is its own.
+        await tx.put(tx.subjects.run(key, "rec"), record, new.record + message)
         await tx.put(tx.subjects.run(key, "doc"), run, info)
         return Done(Created(Position(key, Found(0, run, info), 0, None).head(), 1, existing=False), signalled)
 
@@ -263,14 +264,14 @@ class Commands:
         """Remove all messages of a run that is marked as deleted. Killed in between, the next call goes on with it."""
         subjects, link = self._link.subjects, self._link
         mark = await link.last(subjects.run(key, ">"))
-        if mark is None:
+        run = await link.find(subjects.run(key, "doc"), RunDoc)
+        if mark is None or (run is not None and not run.doc.deleted):  # gone, or made anew by who was faster
             return
         for name in await link.names(subjects.run(key, "req", "*")):
             subject = subjects.request_of(key.tenant, name.rpartition(".")[2])
             request = await link.find(subject, RequestDoc)
             if request is not None and request.doc.run_id == key.run_id:
                 await link.purge(subject, upto=request.seq)
-        run = await link.find(subjects.run(key, "doc"), RunDoc)
         if run is not None:
             await link.purge(subjects.item(run.doc.pool, key), upto=mark.seq)
         await link.purge(subjects.rest(key), upto=mark.seq)

@@ -25,9 +25,9 @@ from nats.aio.msg import Msg
 
 from dualclaw_server.engine.store import RunKey, StoreError
 from dualclaw_server.stores.nats.cancellation import heed
-from dualclaw_server.stores.nats.layout import Subjects, WorkDoc, unpack
+from dualclaw_server.stores.nats.layout import Stored, Subjects, WorkDoc, unpack
 from dualclaw_server.stores.nats.link import Again, Link
-from dualclaw_server.stores.nats.work import Delivery
+from dualclaw_server.stores.nats.work import Delivery, is_over
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class Heart:
         self._loop = asyncio.get_running_loop()
         self._ticked = time.monotonic()
         self._held: dict[str, Held] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, int] = {}
+        """By token, the sequence of the WorkDoc whose signal was told of: each signal writes a new one."""
         self._lock = threading.Lock()
         self._inner: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -102,12 +103,13 @@ class Heart:
         """Keep it no longer."""
         with self._lock:
             self._held.pop(claim.delivery.token, None)
-            self._told.discard(claim.delivery.token)
+            self._told.pop(claim.delivery.token, None)
 
     def lose(self, token: str) -> None:
         """Count a claim as lost, if it is ours: its item was taken back."""
         with self._lock:
             claim = self._held.pop(token, None)
+            self._told.pop(token, None)
         if claim is not None:
             claim.lose()
 
@@ -205,16 +207,19 @@ class Heart:
                 log.warning("the state of %d claims is unknown: %s", len(names), error)
                 return
             for stored in found:
-                self._judge(subjects[stored.subject], unpack(stored.data, WorkDoc)[0])
+                self._judge(subjects[stored.subject], stored)
 
-    def _judge(self, claim: Held, work: WorkDoc) -> None:
-        mine = claim.delivery
+    def _judge(self, claim: Held, stored: Stored) -> None:
+        work, mine = unpack(stored.data, WorkDoc)[0], claim.delivery
         if work.token != mine.token:
-            # A follower may not know of the claim itself yet; what it says is then older, and waits or is held.
-            gone = not work.waiting and not work.token
-            if gone or work.generation > mine.generation or work.deliveries > mine.number:
+            # A follower may not know of the claim, or of its item, yet; what it says is then older.
+            overtaken = work.generation == mine.generation and work.deliveries > mine.number
+            if overtaken or is_over(work, mine):
                 log.info("the lease of run %s is gone", mine.key.run_id)
                 self.lose(mine.token)
-        elif work.again and mine.token not in self._told:
-            self._told.add(mine.token)
+        elif work.again and stored.seq > self._told.get(mine.token, 0):
+            with self._lock:
+                if mine.token not in self._held:
+                    return
+                self._told[mine.token] = stored.seq
             self._loop.call_soon_threadsafe(self._signalled, mine.key)

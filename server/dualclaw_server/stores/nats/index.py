@@ -8,6 +8,7 @@ Rules:
   is gone meanwhile, for another process has deleted it, is left out and forgotten.
 - Histories are kept (``histories``). Nothing is ever taken from the turns of runs that are final, but the whole
   conversation, so nothing is counted again.
+- With a new connection nothing is kept (see ``Link.connection``).
 - At most ``_TENANTS`` tenants are kept; the one not asked for the longest goes.
 """
 
@@ -58,6 +59,14 @@ class Index:
         self._runs: OrderedDict[str, _Known[RunDoc]] = OrderedDict()
         self._conversations: OrderedDict[str, _Known[ConversationDoc]] = OrderedDict()
         self._histories = Histories()
+        self._connection = 0
+
+    def _look_at_connection(self) -> None:
+        if self._connection != self._link.connection:
+            self._connection = self._link.connection
+            self._runs.clear()
+            self._conversations.clear()
+            self._histories = Histories()
 
     async def runs_of(self, tenant: str, conversation_id: str) -> list[str]:
         """Return the ids of all runs of a conversation."""
@@ -122,6 +131,7 @@ class Index:
 
     async def _known(self, all_known: OrderedDict[str, _Known[K]], subject: str, kind: type[K]) -> _Known[K]:
         """Return what is known of a tenant, up to what the leader knows now."""
+        self._look_at_connection()
         known = all_known.setdefault(subject, _Known())
         all_known.move_to_end(subject)
         while len(all_known) > _TENANTS:
@@ -198,6 +208,8 @@ class Index:
 
     async def history(self, tenant: str, conversation_id: str, before_run: str) -> History:
         """Return the messages that came before a run became active; all of them while it waits."""
+        self._look_at_connection()
+        histories = self._histories  # what is read of servers before a reconnect is not kept beyond it
         key = RunKey(tenant, before_run)
         home, place = self._reader.known_place(key)
         if home == conversation_id and place == 1:
@@ -206,14 +218,14 @@ class Index:
         place = place or (await self._reader.position(key)).run.doc.activation
         number = found.doc.number or found.seq
         active = bool(place) and found.doc.active == before_run
-        kept = self._histories.find(number, place) if active else None
+        kept = histories.find(number, place) if active else None
         said = await self._turns(tenant, conversation_id, kept.place if kept is not None else 0, place)
         bodies = [body for (at, _), body in said if not place or at < place]
         added = History(map(Message.FromString, bodies))
         if not active:
             return added
         count = len(added) + (kept.count if kept is not None else 0)
-        return self._histories.keep(number, kept, place, count, added, sum(map(len, bodies)))
+        return histories.keep(number, kept, place, count, added, sum(map(len, bodies)))
 
 
 def _public(doc: ConversationDoc) -> Conversation:

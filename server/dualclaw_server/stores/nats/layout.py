@@ -10,7 +10,7 @@ Rules:
 
     NAME.run.TENANT.RUN.log            frames, the only subject with a history
     NAME.run.TENANT.RUN.doc            RunDoc, the public record; written whenever the state changes
-    NAME.run.TENANT.RUN.rec            RecordDoc, what ``create`` was given; never changes
+    NAME.run.TENANT.RUN.rec            RecordDoc, what ``create`` was given; never changes; right before the first doc
     NAME.run.TENANT.RUN.cp             CheckpointDoc, the last checkpoint
     NAME.run.TENANT.RUN.work           WorkDoc, the work item
     NAME.run.TENANT.RUN.msg.VERSION    MessagesDoc, the messages that frame brought

@@ -133,6 +133,11 @@ class Link:
         self._inbox = client.new_inbox()
         self._numbers = itertools.count(1)
 
+    @property
+    def connection(self) -> int:
+        """Number of the connection: with a new one, servers may have lost what they had and give a sequence again."""
+        return self.client.stats["reconnects"]
+
     # Requests
 
     async def ask(self, subject: str, body: Mapping[str, object], timeout: float | None = None) -> bytes:
@@ -240,7 +245,10 @@ class Link:
                         break
                     found += some
             if upto < newest.seq:
-                raise Again("a follower is behind")
+                for each in filters:
+                    if await self.last(each) is not None:
+                        raise Again("a follower is behind")
+                return {}  # purged meanwhile; how far a replica is that found nothing it does not say
             return {one.subject: one for one in found}
 
         return await self._follow_up(attempt)

@@ -82,9 +82,16 @@ class Reader:
         self._link = link
         self._known = known
         self._cursors: OrderedDict[tuple[RunKey, int], int] = OrderedDict()
+        self._connection = 0
+
+    def _look_at_connection(self) -> None:
+        if self._connection != self._link.connection:
+            self._connection = self._link.connection
+            self._cursors.clear()
 
     def remember(self, key: RunKey, last_seq: int, seq: int) -> None:
         """Note where in the stream the frame lies that ends with an event."""
+        self._look_at_connection()
         self._cursors[key, last_seq] = seq
         if len(self._cursors) > _CURSORS:
             self._cursors.popitem(last=False)
@@ -203,7 +210,8 @@ class Reader:
                 if not entry.count or entry.last <= after:
                     continue
                 if entry.first > (frames[-1].last_seq if frames else after) + 1:
-                    # A hole: the log was compacted between the look at its head and this read.
+                    # A hole: the log was compacted between the look at its head and this read, or begun too late.
+                    self._cursors.pop((key, after), None)
                     return await self.read(key, after, limit)
                 if frames and size + entry.size > limit:
                     return frames, False
@@ -235,6 +243,7 @@ class Reader:
 
     async def _place(self, key: RunKey, after: int, end: int) -> int:
         """Return a sequence from which on the log's frames are all after a seq, or nearly."""
+        self._look_at_connection()
         known = self._cursors.get((key, after))
         if known is not None:
             return known + 1

@@ -18,14 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar, cast
 
-from dualclaw_server.engine.store import Ambiguous, Unavailable
+from dualclaw_server.engine.store import Ambiguous, StoreError, Unavailable
 from dualclaw_server.stores.nats.batches import Batches
 from dualclaw_server.stores.nats.known import Known
 from dualclaw_server.stores.nats.layout import INLINE, D, Doc, Found, Stored, pack
-from dualclaw_server.stores.nats.link import Again, Conflict, Link, Uncertain, Write
+from dualclaw_server.stores.nats.link import Again, ApiError, Conflict, Link, Uncertain, Write
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,14 +69,19 @@ class Transaction:
         """Believe, if that is allowed and nothing is known of them, that there is nothing on these subjects yet."""
         if self._known is not None:
             for subject in subjects:
-                if self._known.find(subject) is None:
+                if subject not in self._read and self._known.find(subject) is None:
                     self._read[subject] = None
                     self._believed.add(subject)
 
-    async def constant(self, subject: str, kind: type[D]) -> Found[D] | None:
-        """Return a document that is never changed, only removed with another one that this transaction writes."""
+    async def constant(self, subject: str, kind: type[D], seq: int) -> Found[D] | None:
+        """Return a document that is never changed, only removed with another one that this transaction writes.
+
+        It is believed only if it lies at ``seq``: under the same subject that of an earlier owner may be known.
+        """
         stored = self._known.find(subject) if self._known is not None else None
-        return await self.link.find(subject, kind) if stored is None else await self.link.open(stored, kind)
+        if stored is None or stored.seq != seq:
+            return await self.link.find(subject, kind)
+        return await self.link.open(stored, kind)
 
     async def put(
         self,
@@ -157,8 +162,7 @@ class Transactor:
                 seq = await self._batches.store(writes)
                 if believing:
                     self._note(writes, seq)
-                for task in transaction.after:
-                    await task()
+                await _tidy(transaction.after)
                 return result, seq
             except Conflict:
                 pause = random.uniform(0, 0.002 * min(attempt + 1, 25))
@@ -200,3 +204,12 @@ class Transactor:
         for seq, write in enumerate(writes, last - len(writes) + 1):
             if write.expect is not None:
                 self.known.note(Stored(write.subject, seq, write.data))
+
+
+async def _tidy(tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Do what follows on a transaction that is stored; it is so whatever comes of this."""
+    for task in tasks:
+        try:
+            await task()
+        except (StoreError, ApiError) as error:
+            log.warning("something that is not needed any more stays in NATS: %s", error)

@@ -62,9 +62,10 @@ async def own_messages(link: Link, key: RunKey, record: Found[RecordDoc], parts:
     return messages
 
 
-async def read_messages(tx: Transaction, key: RunKey) -> Messages:
+async def read_messages(tx: Transaction, run: Found[RunDoc]) -> Messages:
     """Return all messages of a run as they are before this transaction."""
-    record = await tx.constant(tx.subjects.run(key, "rec"), RecordDoc)
+    key = RunKey(run.doc.tenant, run.doc.run_id)
+    record = await tx.constant(tx.subjects.run(key, "rec"), RecordDoc, (run.doc.number or run.seq) - 1)
     if record is None:
         return {}
     parts = await tx.link.snapshot(tx.subjects.run(key, "msg", "*"))
@@ -139,5 +140,5 @@ async def leave(tx: Transaction, run: RunDoc, conversation: ConversationDoc, now
         key = RunKey(run.tenant, conversation.queue.pop(0))
         following = await tx.get(tx.subjects.run(key, "doc"), RunDoc)
         if following is not None and not following.doc.deleted:
-            await activate(tx, following.doc, conversation, await read_messages(tx, key), now)
+            await activate(tx, following.doc, conversation, await read_messages(tx, following), now)
             await store_run(tx, following)

@@ -11,7 +11,8 @@ Rules:
   the holder acks: so no wake can steal a running run, and none is lost. A note left by a signal is dropped if
   the run has parked meanwhile and has read all its signals.
 - JetStream honours the ack of an old delivery. So an ack is sent only after the WorkDoc says that the item is done,
-  or that another one counts; whoever lost its token to another holder of the same item sends none.
+  or that another one counts; whoever lost its token to another holder of the same item sends none. A WorkDoc older
+  than the delivery says nothing of it: a server that was frozen takes itself for the leader for a moment.
 - Everything is done in this order: WorkDoc, then the queue. Killed in between, a stale delivery is all that is left.
 """
 
@@ -104,7 +105,7 @@ async def ack(tx: Transaction, delivery: Delivery, now: float) -> bool:
     key = delivery.key
     work = await item_of(tx, key)
     if work.token != delivery.token:
-        return _is_over(work, delivery)
+        return is_over(work, delivery)
     again = work.again
     if again == FOR_SIGNAL:
         run = await tx.get(tx.subjects.run(key, "doc"), RunDoc)
@@ -127,7 +128,9 @@ async def nak(tx: Transaction, delivery: Delivery, delay: float, now: float, *, 
     """
     work = await item_of(tx, delivery.key)
     if work.token != delivery.token:
-        return 0.0 if _is_over(work, delivery) else None
+        if tx.attempt and work.op == tx.op and work.waiting and work.generation == delivery.generation:
+            return delay  # stored by an earlier attempt
+        return 0.0 if is_over(work, delivery) else None
     delay = 0.0 if work.again else max(delay, 0.0)
     work.waiting, work.token, work.worker, work.again, work.ready = True, "", "", 0, now + delay
     key = delivery.key
@@ -140,9 +143,10 @@ async def nak(tx: Transaction, delivery: Delivery, delay: float, now: float, *, 
     return 0.0 if anew else delay
 
 
-def _is_over(work: WorkDoc, delivery: Delivery) -> bool:
+def is_over(work: WorkDoc, delivery: Delivery) -> bool:
     """True when nobody needs the item of this delivery any more, whoever saw to it."""
-    return work.generation > delivery.generation or not (work.waiting or work.token)
+    idle = not (work.waiting or work.token)
+    return work.generation > delivery.generation or (idle and work.generation == delivery.generation)
 
 
 async def release(tx: Transaction, key: RunKey, pool: str, now: float) -> str | None:
