@@ -2,13 +2,13 @@
 
 import asyncio
 import json
+import math
 import os
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -17,15 +17,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from tests.bench import frameworks, machine, picture, report
+from tests.bench import floor, frameworks, machine, picture, report
 from tests.bench.children import ROOT, BenchError, Child, environment
 from tests.bench.load_sources import Ask, Progress, WrongAnswer
 from tests.bench.machine import Noise, Watch
 from tests.bench.measuring import whole
 from tests.bench.plan import SMOKE, Report, Row, case, in_turns
-from tests.bench.provider import text_of
+from tests.bench.provider import CALLS, text_of
 from tests.bench.ratios import Goal, Ratio, compare, spread
 from tests.bench.rows import ROWS
+from tests.bench.rows_peers import beside
 from tests.bench.stage import Stage, Target
 
 # What the measurements say
@@ -84,17 +85,28 @@ def test_a_row_is_as_good_as_its_worst_case() -> None:
     assert Report().verdict == "not measured"
 
 
+def test_a_floor_stands_beside_a_case_and_decides_nothing() -> None:
+    """Its ratios are those of the pairs; one that lacks a measurement is no floor, and the verdict stays the same."""
+    ours, theirs = [4.0, 6.0, 5.0], [10.0, 10.0, 10.0]
+    with_floor = case("a", Goal(0.4), "them", "ms", ours, theirs, [2.0, 2.0, 2.0])
+    assert with_floor.floor is not None
+    assert (with_floor.floor.value, with_floor.floor.to_theirs.value, with_floor.floor.ours.value) == (2.0, 0.2, 2.5)
+    for lacking in ([], [2.0], [2.0, math.nan, 2.0], [2.0, 0.0, 2.0]):
+        found = case("a", Goal(0.4), "them", "ms", ours, theirs, lacking)
+        assert (found.floor, found.ratio, found.verdict) == (None, with_floor.ratio, with_floor.verdict)
+
+
 async def test_ours_and_theirs_take_turns_after_a_round_that_does_not_count() -> None:
-    """Every second round the other way, so that what slowly changes favours nobody."""
+    """Another begins each round, so that what slowly changes favours nobody, and none comes twice in a row."""
     told: list[str] = []
 
     async def measure(name: str) -> str:
         told.append(name)
         return name
 
-    found = await in_turns(3, *(partial(measure, name) for name in "ABC"))
-    assert "".join(told) == "ABC" + "ABC" + "CBA" + "ABC"
-    assert found == [["A"] * 3, ["B"] * 3, ["C"] * 3]
+    found = await in_turns(4, *(partial(measure, name) for name in "ABC"))
+    assert "".join(told) == "ABC" + "ABC" + "BCA" + "CAB" + "ABC"
+    assert found == [["A"] * 4, ["B"] * 4, ["C"] * 4]
 
 
 # What the operating system says
@@ -182,6 +194,49 @@ async def test_the_provider_calls_tools_in_every_turn_before_it_answers(tmp_path
     assert refused.status_code == 400
 
 
+def test_the_floor_asks_what_an_agent_asks() -> None:
+    """Both requests are JSON; the second has the calls and a result for each, by the ids that the provider gave."""
+    question = json.dumps("bench tokens=3 pace=0").encode()
+    first, second = (json.loads(floor.BEFORE + question + end) for end in (floor.ASKED, floor.RESULTS))
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert second["messages"][:2] == first["messages"]
+    calls, *results = second["messages"][2:]
+    wanted = [call["id"] for call in calls["tool_calls"]]
+    assert [result["tool_call_id"] for result in results] == wanted == ["call_0", "call_1"]
+    names = [tool["function"]["name"] for tool in first["tools"]]
+    assert [call["function"]["name"] for call in calls["tool_calls"]] == names
+    assert all(f'"id": "{call}"'.encode() in CALLS for call in wanted)
+
+
+@pytest.mark.parametrize("pace", [0, 5])
+async def test_the_floor_gives_whole_answers(tmp_path: Path, pace: int) -> None:
+    """Every token, at once or over time; what comes together is one frame, and less often than the tokens came."""
+    async with Stage(tmp_path, lambda text: None) as stage:
+        target = await stage.floor()
+        spent = await whole(stage, target, runs=3, tokens=60, pace=pace)
+    assert 3 <= spent.events < 3 * 60
+    assert len(spent.firsts) == 3
+    assert all(spent.cpu[server.name] > 0 for server in target.servers)
+
+
+async def test_a_floor_that_breaks_costs_no_row(tmp_path: Path) -> None:
+    """Its measurements are no numbers then, it is not tried again, and the report says why, once."""
+    found = Report()
+    async with Stage(tmp_path, lambda text: None) as stage:
+        tried: list[Target] = []
+
+        async def measure(target: Target) -> float:
+            tried.append(target)
+            return (await whole(stage, target, runs=1, tokens=1)).total
+
+        await (await stage.floor()).servers[0].stop()
+        once = beside(stage, found, measure)
+        assert [math.isnan(await once()) for _ in range(3)] == [True] * 3
+    assert len(tried) == 1
+    assert [note.partition(": ")[0] for note in found.notes] == ["no floor"]
+    assert "a server has ended: floor" in found.notes[0]
+
+
 async def test_the_provider_ends_what_it_is_writing_when_it_is_told(tmp_path: Path) -> None:
     """An answer whose next token is a minute away comes to its end at once, so no server is left with it."""
     messages = [{"role": "user", "content": "bench tokens=3 pace=60000"}, {"role": "tool", "tool_call_id": "call_0"}]
@@ -223,30 +278,7 @@ async def test_what_a_server_refuses_fails_the_measurement(tmp_path: Path) -> No
             await child.stop()
 
 
-async def test_the_floor_gives_the_answer_the_provider_gave(tmp_path: Path) -> None:
-    """All of its text, at once or token by token, through two processes; nobody is the least by leaving text out."""
-    async with Stage(tmp_path, lambda text: None) as stage:
-        floor = await stage.floor()
-        for pace in (0, 5):
-            spent = await whole(stage, floor, runs=4, tokens=23, pace=pace)
-            assert spent.events >= 4
-        assert set(spent.cpu) == {"floor", "floor-gateway"}
-
-
 # What comes out
-
-
-def test_the_floor_is_shown_and_decides_nothing(tmp_path: Path) -> None:
-    """Beside the goal in the text and the picture; a goal that is missed is missed."""
-    missed = replace(case("64 runs", Goal(0.1), "agno", "ms/run", [4.0], [10.0]), floor=2.5)
-    results = [(ROWS[0], Report([missed]))]
-    assert missed.verdict == "not met"
-    console = Console(record=True, width=180, file=(tmp_path / "out").open("w"))
-    report.show(console, results, {})
-    console.file.close()
-    assert "64 runs, floor: 2.5 ms/run, 0.25x of agno; ours is 1.6 times the floor" in console.export_text()
-    assert "#8c959f" in picture.draw(results)
-    assert "#8c959f" not in picture.draw([(ROWS[0], Report([replace(missed, floor=0.0)]))])
 
 
 def test_pins_name_versions_and_no_place() -> None:
@@ -267,6 +299,28 @@ async def test_a_peer_that_is_missing_is_named_with_its_reason(tmp_path: Path) -
     assert "too noisy for these figures to be quoted" in text
     told = report.as_json(SMOKE, [(ROWS[0], found)], missing)
     assert (told["missing"], "agno" in told["peers"]) == (missing, False)  # type: ignore[operator]
+
+
+async def test_the_floor_is_told_beside_its_case(tmp_path: Path) -> None:
+    """In a line below the table, in the JSON and in the picture; a floor beyond the goal is said to be that."""
+    near = case("1 run", Goal(0.5), "agno", "ms", [3.0], [10.0], [2.0])
+    far = case("64 runs", Goal(0.125), "agno", "ms", [3.0], [10.0], [2.0])
+    found = Report([near, far])
+    console = Console(record=True, width=180, file=(tmp_path / "out").open("w"))
+    report.show(console, [(ROWS[0], found)], {})
+    console.file.close()
+    text = console.export_text()
+    times = "ours is 1.5 times [1.5 .. 1.5] the floor"
+    assert f"1 run, floor: 2 ms (0.2 [0.2 .. 0.2] of agno); {times}" in text
+    assert f"64 runs, floor: 2 ms (0.2 [0.2 .. 0.2] of agno, which misses the goal too); {times}" in text
+    told = json.loads(json.dumps(report.as_json(SMOKE, [(ROWS[0], found)], {})))
+    floors = [each["floor"] for each in told["rows"][0]["cases"]]
+    assert [(each["value"], each["to_theirs"]["value"], each["ours"]["value"]) for each in floors] == [
+        (2, 0.2, 1.5)
+    ] * 2
+    without = Report([case("1 run", Goal(0.5), "agno", "ms", [3.0], [10.0])])
+    marks = [picture.draw([(ROWS[0], each)]).count("<line") for each in (Report([near]), without)]
+    assert marks[0] == marks[1] + 1
 
 
 def test_the_picture_shows_what_was_not_measured_too() -> None:

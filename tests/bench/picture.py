@@ -8,7 +8,7 @@ from tests.bench.report import Results, interval, verdict_on_machine
 
 LEFT, WIDTH, RIGHT, LINE = 470, 480, 190, 22
 _FILL = {"met": "#1a7f37", "not met": "#cf222e", "too noisy": "#9a6700"}
-_TITLE = "Ratio of ours to theirs, with its 95 % interval; the blue bar is the goal, the grey one the floor"
+_TITLE = "Ratio of ours to theirs, with its 95 % interval; the bar across is the goal, a thin line the floor"
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
@@ -29,8 +29,8 @@ class _Axis:
 def draw(results: Results) -> str:
     """Return the picture as SVG; a row that was not measured is there and says so."""
     cases = [case for _, report in results for case in report.cases]
-    floors = [case.floor / case.theirs for case in cases if case.floor]
-    axis = _Axis([*floors, *(value for c in cases for value in (c.ratio.low, c.ratio.high, c.goal.bound))])
+    floors = [case.floor.to_theirs.value for case in cases if case.floor is not None]
+    axis = _Axis(floors + [value for case in cases for value in (case.ratio.low, case.ratio.high, case.goal.bound)])
     parts: list[str] = []
     top = 50
     for row, report in sorted(results, key=lambda result: result[0].number):
@@ -70,15 +70,15 @@ def _scale(axis: _Axis, bottom: int) -> list[str]:
 def _case(axis: _Axis, case: Case, top: int) -> str:
     ratio, colour, middle = case.ratio, _FILL[case.verdict], top - 4
     goal = axis.at(case.goal.bound)
-    floor = axis.at(case.floor / case.theirs)
+    floor = None if case.floor is None else axis.at(case.floor.to_theirs.value)
     return "".join(
         [
-            _line(floor, middle - 5, floor, middle + 5, "#8c959f", width=3) if case.floor else "",
             _text(24, top, f"{case.label}, vs {case.against}"),
             _line(axis.at(ratio.low), middle, axis.at(ratio.high), middle, colour, width=3),
             f'<circle cx="{axis.at(ratio.value):.1f}" cy="{middle}" r="4" fill="{colour}"/>',
             _line(goal, middle - 8, goal, middle + 8, "#0969da", width=3),
-            _text(LEFT + WIDTH + 10, top, f"{interval(case)} {case.verdict}", fill=colour),
+            "" if floor is None else _line(floor, middle - 8, floor, middle + 8, "#1f2328"),
+            _text(LEFT + WIDTH + 10, top, f"{interval(case.ratio)} {case.verdict}", fill=colour),
         ]
     )
 

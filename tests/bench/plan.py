@@ -64,6 +64,20 @@ SMOKE = Plan(
 
 
 @dataclass(frozen=True)
+class Floor:
+    """The least that the work of a case costs in this stack (``floor``). It tells what stands in the way of a goal, and
+    decides nothing.
+    """
+
+    value: float
+    """Its median, in the unit of the case."""
+    to_theirs: Ratio
+    """The floor to the one we are compared with, which is the best that ours could reach."""
+    ours: Ratio
+    """Ours to the floor."""
+
+
+@dataclass(frozen=True)
 class Case:
     """One ratio of a row, with the medians it was made of."""
 
@@ -75,8 +89,8 @@ class Case:
     """What "theirs" is."""
     ratio: Ratio
     goal: Goal
-    floor: float = 0.0
-    """What the least that this stack can do takes; 0: not asked. It says how near the goal is, and decides nothing."""
+    floor: Floor | None = None
+    """None: it was not measured, or there is none."""
 
     @property
     def verdict(self) -> Verdict:
@@ -84,8 +98,18 @@ class Case:
         return self.goal.verdict(self.ratio)
 
 
-def case(label: str, goal: Goal, against: str, unit: str, ours: Sequence[float], theirs: Sequence[float]) -> Case:
+def case(
+    label: str,
+    goal: Goal,
+    against: str,
+    unit: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    floor: Sequence[float] = (),
+) -> Case:
     """Return the case of paired measurements, in the unit that is shown.
+
+    A floor that lacks a measurement, or is not above 0, is left out.
 
     Raises:
         Disturbed: nothing was found that one could divide by.
@@ -94,7 +118,16 @@ def case(label: str, goal: Goal, against: str, unit: str, ours: Sequence[float],
         ratio = compare(ours, theirs)
     except ValueError as error:
         raise Disturbed(f"{label}, vs {against}: {error}") from None
-    return Case(label, statistics.median(ours), statistics.median(theirs), unit, against, ratio, goal)
+    return Case(
+        label, statistics.median(ours), statistics.median(theirs), unit, against, ratio, goal,
+        _floor(ours, theirs, floor),
+    )  # fmt: skip
+
+
+def _floor(ours: Sequence[float], theirs: Sequence[float], floor: Sequence[float]) -> Floor | None:
+    if len(floor) != len(ours) or not all(value > 0 for value in floor):  # NaN is not
+        return None
+    return Floor(statistics.median(floor), compare(floor, theirs), compare(ours, floor))
 
 
 @dataclass
@@ -137,7 +170,9 @@ async def in_turns(rounds: int, *measures: Callable[[], Awaitable[A]]) -> list[l
     found: list[list[A]] = [[] for _ in measures]
     for number in range(rounds):
         order = list(zip(measures, found, strict=True))
-        # Every second round goes the other way, so that what slowly changes favours nobody.
-        for measure, values in order if number % 2 == 0 else reversed(order):
+        # Another begins each round, so that what slowly changes favours nobody. Of three or more none is measured twice
+        # in a row, when it would find everything as it left it; of two either is, as often as the other.
+        begins = number % len(order)
+        for measure, values in (*order[begins:], *order[:begins]):
             values.append(await measure())
     return found

@@ -9,7 +9,6 @@ Run as ``python -m tests.bench.raw``; it prints its address.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -20,7 +19,6 @@ from dualclaw.events import make_delta
 from tests.bench.provider import TOKENS
 
 METHOD = "/bench.Raw/Stream"
-Handler = Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[None]]
 
 
 def message(token: str) -> bytes:
@@ -46,17 +44,17 @@ async def stream(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
         due += pace / 1000
 
 
-async def serve(name: str, handle: Handler) -> None:
-    """Serve the method until the process is ended, and say where."""
+async def main() -> None:
+    """Serve until the process is ended."""
     server = grpc.aio.server()
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Stream": grpc.unary_stream_rpc_method_handler(handle)}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Stream": grpc.unary_stream_rpc_method_handler(stream)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Raw", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    sys.stdout.write(f"{name} listening on 127.0.0.1:{port}\n")
+    sys.stdout.write(f"raw server listening on 127.0.0.1:{port}\n")
     sys.stdout.flush()
     await server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve("raw server", stream))
+    uvloop.run(main())

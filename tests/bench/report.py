@@ -13,6 +13,7 @@ from rich.text import Text
 from tests.bench import machine
 from tests.bench.frameworks import PEERS, versions
 from tests.bench.plan import Case, Plan, Report, Row
+from tests.bench.ratios import Ratio
 
 COLOURS: Mapping[str, str] = {"met": "green", "not met": "red", "too noisy": "yellow", "not measured": "magenta"}
 
@@ -26,17 +27,21 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def interval(case: Case) -> str:
+def interval(ratio: Ratio, sign: str = "x") -> str:
     """Return a ratio with its interval."""
-    ratio = case.ratio
-    return f"{number(ratio.value)}x [{number(ratio.low)} .. {number(ratio.high)}]"
+    return f"{number(ratio.value)}{sign} [{number(ratio.low)} .. {number(ratio.high)}]"
 
 
-def above_floor(case: Case) -> str:
-    """Say what the least is that this stack can do, and how far above it ours is."""
+def floor_line(case: Case) -> str:
+    """Return what the floor of a case says; empty when there is none."""
+    if case.floor is None:
+        return ""
     floor = case.floor
-    least = f"{number(floor)} {case.unit}, {number(floor / case.theirs)}x of {case.against}"
-    return f"floor: {least}; ours is {number(case.ours / floor)} times the floor"
+    best = f"{interval(floor.to_theirs, '')} of {case.against}"
+    if case.goal.verdict(floor.to_theirs) == "not met":
+        best += ", which misses the goal too"
+    ours = interval(floor.ours, " times")
+    return f"{case.label}, floor: {number(floor.value)} {case.unit} ({best}); ours is {ours} the floor"
 
 
 def show(console: Console, results: Results, missing: Mapping[str, str]) -> None:
@@ -48,10 +53,8 @@ def show(console: Console, results: Results, missing: Mapping[str, str]) -> None
         _add(table, row, report)
     console.print(table)
     for row, report in results:
-        for case in report.cases:
-            if case.floor:
-                console.print(Text(f"  {row.number}: {case.label}, {above_floor(case)}", style="dim"))
-        for note in dict.fromkeys(report.notes):
+        floors = filter(None, map(floor_line, report.cases))
+        for note in dict.fromkeys([*report.notes, *floors]):
             console.print(Text(f"  {row.number}: {note}", style="dim"))
     for name, reason in missing.items():
         console.print(Text(f"  {name} is missing from every comparison: {reason}", style="magenta"))
@@ -66,7 +69,7 @@ def _add(table: Table, row: Row, report: Report) -> None:
     for case in report.cases:
         table.add_row(
             "", Text(f"  {case.label}, vs {case.against}"), f"{number(case.ours)} {case.unit}",
-            f"{number(case.theirs)} {case.unit}", interval(case), str(case.goal),
+            f"{number(case.theirs)} {case.unit}", interval(case.ratio), str(case.goal),
             Text(case.verdict, style=COLOURS[case.verdict]),
         )  # fmt: skip
     if report.failure:

@@ -16,6 +16,11 @@ from tests.bench import frameworks
 from tests.bench.children import BenchError, Child, LoadClient, environment
 
 BIN = Path(sys.executable).parent
+_BARE = (
+    *("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--lifespan", "off"),
+    *("--no-access-log", "--no-proxy-headers", "--no-server-header", "--no-date-header"),
+)
+"""Options of uvicorn that leave out all that can be left out."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,17 @@ class Stage:
 
     async def raw_gateway(self) -> Target:
         """Return the raw gateway; only its own CPU counts."""
-        gateway = await self._raw_gateway("raw-gateway", (await self.raw()).address)
+        raw = await self.raw()
+        command = [sys.executable, "-m", "uvicorn", "tests.bench.raw_gateway:app", "--port", "0", "--no-access-log"]
+        gateway = await self._child("raw-gateway", [*command, "--lifespan", "off"], {"BENCH_RAW": raw.address})
         return Target("raw ASGI and grpc.aio", "raw-http", f"{gateway.address}/", (gateway,))
 
     async def floor(self) -> Target:
-        """Return the raw gateway before the least of an engine; the CPU of both counts."""
-        settings = {"BENCH_PROVIDER": await self.provider()}
-        server = await self._child("floor", [sys.executable, "-m", "tests.bench.floor"], settings)
-        gateway = await self._raw_gateway("floor-gateway", server.address)
-        return Target("floor", "raw-http", f"{gateway.address}/", (server, gateway))
+        """Return the floor, a bare engine and a bare gateway; the CPU of both counts."""
+        server = await self._module("floor", "tests.bench.floor", BENCH_PROVIDER=await self.provider())
+        command = [sys.executable, "-m", "uvicorn", "tests.bench.floor_gateway:app", "--port", "0", *_BARE]
+        gateway = await self._child("floor-gateway", command, {"BENCH_FLOOR": server.address})
+        return Target("floor", "peer", f"{gateway.address}/", (server, gateway))
 
     async def engine(self, store: str = "sqlite", use: str = "", **more: str) -> Target:
         """Return an engine with a store of its own; another ``use`` is another engine, ``more`` are settings of it."""
@@ -160,12 +167,8 @@ class Stage:
             return
         found[name] = target
 
-    async def _raw_gateway(self, name: str, address: str) -> Child:
-        command = [sys.executable, "-m", "uvicorn", "tests.bench.raw_gateway:app", "--port", "0", "--no-access-log"]
-        return await self._child(name, [*command, "--lifespan", "off"], {"BENCH_RAW": address})
-
-    async def _module(self, name: str, module: str) -> Child:
-        return await self._child(name, [sys.executable, "-m", module], {})
+    async def _module(self, name: str, module: str, **settings: str) -> Child:
+        return await self._child(name, [sys.executable, "-m", module], settings)
 
     async def _child(self, name: str, command: list[str], settings: dict[str, str]) -> Child:
         if name not in self._children:
